@@ -20,6 +20,10 @@ class JournalError(KestrelError):
     """A journal that could not be read or written; nothing that was acknowledged is lost."""
 
 
+class NotSynced(JournalError):  # noqa: N818 # says what it is
+    """A change that was made and written, but that a crash of the machine may undo."""
+
+
 class DamagedJournal(JournalError):  # noqa: N818 # says what it is
     """Bytes in a journal that are not a record.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.worker import InlineWorker, Worker
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import JournalError, NotSynced
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class SyncRound:
         number: rounds are numbered from 1, in the order in which they run.
         queues: the queues to sync; none are added once the round has begun.
         has_ended: whether the round is over.
-        failures: once the round is over, the queues that may not be on disk, and why.
+        failures: once the round is over, the queues that may not be on disk, and why (`NotSynced`).
     """
 
     __slots__ = ("_errors", "failures", "has_ended", "number", "queues")
@@ -76,7 +76,9 @@ class SyncRound:
         """Set `failures`, after `run`; `error` is given if that could not run."""
         if error is not None:
             self._errors = dict.fromkeys(self.queues, OSError(str(error)))
-        self.failures = {queue: queue.failed(error) for queue, error in self._errors.items()}
+        self.failures = {
+            queue: NotSynced(str(queue.failed(error))) for queue, error in self._errors.items()
+        }
         self.has_ended = True
 
 

@@ -294,7 +294,8 @@ class Queue(Committable):
         # one add time.
         self._header = b""
         self._header_time = self._header_size = -1
-        self._closed = False
+        # `_was_suspect`: nothing may be added or taken, as far as `tick` knows; see `_is_suspect`.
+        self._closed = self._was_suspect = False
         # What is being given back in pieces, what began first before the rest; and whether the
         # oldest of it is just being given back.
         self._returning: tuple[ReadsReturn, ...] = ()
@@ -431,6 +432,7 @@ class Queue(Committable):
         self._read_needs_checks = (
             self._expiring
             or self._closed
+            or self._was_suspect
             or self._limits.reads_paused
             or self._may_have_dead_head
             or self.is_returning
@@ -692,6 +694,7 @@ class Queue(Committable):
     def _admit(self, record: bytes, size: int) -> bytes | None:
         """Return the record to add, its expiry limited to `max_age`; None if it is refused."""
         self._check_usable()
+        self._check_not_suspect()
         limits = self._limits
         if limits.writes_paused:
             self.refusals.count("paused")
@@ -735,7 +738,7 @@ class Queue(Committable):
         """Whether an item of `size` bytes would be accepted now."""
         self._check_usable()
         limits = self._limits
-        if limits.writes_paused:
+        if limits.writes_paused or self._is_suspect:
             return False
         if limits.max_item_size is not None and size > limits.max_item_size:
             return False
@@ -977,7 +980,11 @@ class Queue(Committable):
         """Add an item as an open read that no reader has; return its xid.
 
         No item may wait. `confirm_held` ends the read. `mark` is that of the item's producer.
+
+        Raises:
+            JournalError: nothing may be added, because no sync would succeed.
         """
+        self._check_not_suspect()
         if mark is not None:
             self._append_marked(record, mark)
         else:
@@ -1282,6 +1289,8 @@ class Queue(Committable):
         return xid
 
     def _take(self) -> bytes | None:
+        if self._read_needs_checks:
+            self._check_not_suspect()
         if not self._has_head():
             return None
         backlog = self.backlog
@@ -2076,7 +2085,7 @@ class Queue(Committable):
     def _serve(self) -> None:
         """Serve the waiting readers, in order; failures go to them, never to the caller."""
         waiters, backlog = self.waiters, self.backlog
-        if self._limits.reads_paused or self._brings_oldest:
+        if self._limits.reads_paused or self._brings_oldest or self._was_suspect:
             return
         while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
             waiter = next(iter(waiters))
@@ -2218,7 +2227,34 @@ class Queue(Committable):
 
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failed `sync` or `write_ahead`."""
+        if self._is_suspect:
+            self._was_suspect = True
+            self._set_needs_checks()
         return self._fail(error)
+
+    @property
+    def _is_suspect(self) -> bool:
+        """Whether nothing may be added or taken, because no sync of it would succeed.
+
+        Answers to clients wait for syncs, so each would be an error although all was done: a
+        producer that tries again would add its item each time. Reads can be ended meanwhile.
+        """
+        journal = self.journal
+        return self._sync_period == 0 and isinstance(journal, FileJournal) and journal.suspect
+
+    def _check_not_suspect(self) -> None:
+        """Raise JournalError if nothing may be added or taken; see `_is_suspect`."""
+        if self._is_suspect:
+            raise JournalError(
+                f"queue {self.name}: an earlier sync failed; its journal is being rewritten"
+            )
+
+    def _check_cured(self) -> None:
+        """Let items be added and taken again if the journal is not suspect any more."""
+        if self._was_suspect and not self._is_suspect:
+            self._was_suspect = False
+            self._set_needs_checks()
+            self._serve()
 
     def _fail(self, error: OSError) -> JournalError:
         message = f"queue {self.name}: {error}"
@@ -2246,6 +2282,7 @@ class Queue(Committable):
             self.has_background_work
             or self._delayed is not None
             or self.failure is not None
+            or self._was_suspect
             or self.changes.prelude
             or self.changes.pending
             or len(self.backlog.producers) > 0
@@ -2310,6 +2347,7 @@ class Queue(Committable):
     def tick(self) -> None:
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
+        self._check_cured()
         self.backlog.producers.forget_old(self._clock.now())
         if not changes.pending:  # what is taken back must be as it was
             for useless in self.reads.unused_memory():

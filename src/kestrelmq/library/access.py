@@ -21,7 +21,7 @@ from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.items import Item
 
 T = TypeVar("T")
@@ -58,12 +58,16 @@ class WaitingThread:
         self._access.served.append(self)
 
     def wake(self, failure: JournalError | None) -> None:
-        """Wake the thread; with a `failure` to write or sync the read, `item` raises that."""
-        self._failure = self._failure or failure
+        """Wake the thread; with a `failure` to write the read, `item` raises that.
+
+        If only the sync failed, it gets its item: nobody else would.
+        """
+        if not isinstance(failure, NotSynced):
+            self._failure = self._failure or failure
         self.woken.set()
 
     def item(self) -> Item:
-        """Wait until the read is durable, and return the item.
+        """Wait for the end of the read, and return the item.
 
         Raises:
             JournalError: the journal could not be written; the item stayed in the queue.

@@ -26,7 +26,7 @@ from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import (
     Delay,
@@ -192,32 +192,34 @@ class AsyncPersistentQueue:
     async def _take(self, mode: ReadMode) -> Item | None:
         queue = self._queue()
         (record, xid), syncing = self._apply(queue, lambda _: queue.take_as(mode))
-        if syncing is not None:
-            await self._hand_over(queue, mode, xid, syncing)
+        await self._hand_over(queue, mode, xid, syncing)
         return None if record is None else Item.of(record, xid)
 
     async def _hand_over(
-        self, queue: Queue, mode: ReadMode, xid: int, syncing: asyncio.Future[None]
+        self, queue: Queue, mode: ReadMode, xid: int, syncing: asyncio.Future[None] | None
     ) -> None:
-        """Wait for the sync of a read, without losing the item if the task is cancelled.
+        """Wait for the sync of a read, if any, without losing the item if the task is cancelled.
 
         On cancellation an open read is given back. A removal cannot be undone: the task gets its
-        item first, and is cancelled when it next waits.
+        item first, and is cancelled when it next waits. It also gets it if the sync fails: nobody
+        else would.
         """
+        if syncing is None:
+            return
         task = asyncio.current_task()
         try:
-            await asyncio.shield(syncing)
+            with suppress(NotSynced):
+                await asyncio.shield(syncing)
         except asyncio.CancelledError:
             if mode is ReadMode.OPEN:
                 self._give_back(queue, xid)
             if mode is not ReadMode.REMOVE or task is None or syncing.cancelled():
                 raise
             while not syncing.done():
-                with suppress(asyncio.CancelledError):
+                with suppress(asyncio.CancelledError, NotSynced):
                     await asyncio.shield(syncing)
             task.uncancel()
             task.cancel()
-            syncing.result()
 
     async def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; False if it is not open."""
@@ -398,8 +400,7 @@ class AsyncPersistentQueue:
             raise QueueUnavailable(f"queue {self._name} was closed")
         if mode is ReadMode.REMOVE:
             _, syncing = self._apply(queue, lambda _: queue.confirm(xid))
-            if syncing is not None:
-                await self._hand_over(queue, mode, xid, syncing)
+            await self._hand_over(queue, mode, xid, syncing)
             xid = 0
         return Item.of(record, xid)
 
@@ -488,7 +489,7 @@ class AsyncPersistentQueue:
         failure = next(iter(ended.failures.values()), None)
         pending = self._pending_syncs.pop(ended.number, None)
         if pending is not None:
-            _deliver(pending.served, failure)
+            _deliver(pending.served, None)  # if they are not synced: nobody else would get them
             _resolve(pending.on_disk, None, failure)
         if failure is not None and self._opened is not None:
             self._schedule_upkeep(self._opened)  # the journal has to be rewritten

@@ -24,7 +24,7 @@ from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker, WaitingThread
 from kestrelmq.library.items import (
     Delay,
@@ -86,8 +86,16 @@ class BlockingQueue(ABC):
         """Return the queue if it exists; called with the lock held. Raises as `_queue`."""
         return self._queue()
 
-    def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
-        """Apply an operation; `delayed` is whether it adds a delayed item."""
+    def _change(
+        self, operation: Callable[[Queue], T], *, delayed: bool = False, reads: bool = False
+    ) -> T:
+        """Apply an operation.
+
+        Args:
+            operation: what is done to the queue.
+            delayed: whether it adds a delayed item.
+            reads: whether it reads an item, which nobody would get if a failed sync were an error.
+        """
 
         def apply() -> tuple[Queue, T]:
             queue = self._queue()
@@ -95,8 +103,9 @@ class BlockingQueue(ABC):
 
         (queue, result), failures = self._access.change(apply)
         for written in (queue, queue.companion if delayed else None):
-            if written is not None and written in failures:
-                raise failures[written]
+            failure = None if written is None else failures.get(written)
+            if failure is not None and not (reads and isinstance(failure, NotSynced)):
+                raise failure
         return result
 
     def _ask(self, operation: Callable[[Queue], T], absent: U) -> T | U:
@@ -158,7 +167,7 @@ class BlockingQueue(ABC):
         return self._take(ReadMode.OPEN if transaction else ReadMode.REMOVE)
 
     def _take(self, mode: ReadMode) -> Item | None:
-        record, xid = self._change(lambda queue: queue.take_as(mode))
+        record, xid = self._change(lambda queue: queue.take_as(mode), reads=True)
         return None if record is None else Item.of(record, xid)
 
     def unremove(self, xid: int) -> bool:
@@ -317,7 +326,7 @@ class BlockingQueue(ABC):
             queue.wait(waiting.waiter)
             return waiting
 
-        begun = self._change(begin)
+        begun = self._change(begin, reads=True)
         if isinstance(begun, Item):
             return begun
         try:

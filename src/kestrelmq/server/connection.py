@@ -368,23 +368,29 @@ class Connection(TurnConnection):
             self._turns.replying.append(self)
         self.count_output(len(reply))
 
-    def push_large(self, parts: Sequence[Part], size: int, queues: Queues = None) -> None:
+    def push_large(
+        self, parts: Sequence[Part], size: int, queues: Queues = None, *, hands_out: bool = False
+    ) -> None:
         """Send a reply in parts, of about `size` bytes in all, some of which may be large.
 
         A large part is sent as it is: a copy of 100 MiB would hold all others up. The others are
-        copied only once, with all replies of the turn.
+        copied only once, with all replies of the turn. `hands_out` is whether the reply has items
+        that were removed.
         """
         if self._is_closed:
             return
-        self.replies.add_all(parts, queues, may_be_large=size > OUTPUT_LIMIT)
+        is_large = size > OUTPUT_LIMIT
+        self.replies.add_all(parts, queues, may_be_large=is_large, hands_out=hands_out)
         if not self._queued:
             self._queued = True
             self._turns.replying.append(self)
         self.count_output(size)
 
-    def push_parts(self, parts: Sequence[Part], queues: Queues = None) -> None:
+    def push_parts(
+        self, parts: Sequence[Part], queues: Queues = None, *, hands_out: bool = False
+    ) -> None:
         """Do what `push_large` does, for parts whose size is not known yet."""
-        self.push_large(parts, sum(map(len, parts)), queues)
+        self.push_large(parts, sum(map(len, parts)), queues, hands_out=hands_out)
 
     def count_slow_request(self) -> None:
         """Count a slow request, as `SLOW_COST` more bytes of replies."""

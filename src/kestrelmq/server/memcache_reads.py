@@ -1,5 +1,6 @@
 """Reads of the memcache protocol that may take several turns: `get` and `monitor`."""
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
@@ -10,6 +11,7 @@ from kestrelmq.errors import (
     JournalError,
     KestrelError,
     NoDeadLetterQueue,
+    NotSynced,
     PatternRefused,
     TagRefused,
 )
@@ -66,13 +68,16 @@ class MemcacheGet(ReadHandler):
     The reply is sent as a whole, unless it is large: then it is sent in parts, each when the client
     has read the part before. With several keys, an item is removed only when the reply with it is
     sent, because a later key may fail, or the client may disconnect during a wait. A crash before
-    that leaves the item open in the journal, so it is in the queue again after the restart.
+    that leaves the item open in the journal, so it is in the queue again after the restart. If one
+    of several queues cannot be written then, the others' items must not be lost with its own: so
+    each is written by itself, and the reply has the items of those that could be.
     """
 
     __slots__ = (
         "_connection",
         "_context",
         "_found",
+        "_hands_out",
         "_index",
         "_parts",
         "_reads",
@@ -97,6 +102,7 @@ class MemcacheGet(ReadHandler):
         self._several = len(request.keys) > 1
         self._index = 0
         self._found = False
+        self._hands_out = False
         self._parts: list[Part] = []
         self._size = 0
         self._taken: list[_TakenItem] = []
@@ -108,7 +114,9 @@ class MemcacheGet(ReadHandler):
         try:
             while self._index < len(keys):
                 if self._size > OUTPUT_LIMIT:
-                    self._send(self._finished_reply())
+                    parts = self._finished_reply(has_more=True)
+                    self._hands_out = True  # what follows it cannot follow an error
+                    self._send(parts)
                     connection.stall()
                 elif not self._settle(keys[self._index]) or (
                     self._several and self._context.turns.slow_share_is_over()
@@ -208,6 +216,7 @@ class MemcacheGet(ReadHandler):
         for one in reversed(kept):
             reads.add(one.queue, one.xid, one.record)
         reads.give_back(counted=False)  # the oldest of a queue becomes its head
+        self._hands_out = False
         self._send([error_reply(error)])
 
     def resume(self) -> None:
@@ -225,6 +234,7 @@ class MemcacheGet(ReadHandler):
 
     def _close_with(self, reply: bytes) -> None:
         self.cancel()
+        self._hands_out = False
         self._send([reply])
         self._connection.closing = True
 
@@ -243,6 +253,8 @@ class MemcacheGet(ReadHandler):
         """Add an item to the reply."""
         if key.open:
             self._reads.add(queue, xid, record)
+        elif not key.peek:
+            self._hands_out = True
         if self._several and not key.peek:
             taken = _TakenItem(len(self._parts), queue, xid, record, is_plain=not key.open)
             self._taken.append(taken)
@@ -256,23 +268,60 @@ class MemcacheGet(ReadHandler):
         if queue is not None and not key.peek:
             queue.get_misses += 1
 
-    def _finished_reply(self) -> list[Part]:
+    def _finished_reply(self, *, has_more: bool = False) -> list[Part]:
         """Remove the items taken, and return the parts of the reply so far.
+
+        `has_more` is whether more of the reply follows in later turns.
 
         Raises:
             JournalError: an item was given back because its read could not be written.
         """
+        failure = self._connection.replies.failure if self._several else None
+        if failure is not None and not isinstance(failure, NotSynced):
+            raise JournalError(str(failure))  # an earlier turn of this request could not be written
+        queues = dict.fromkeys(self._touched)
+        is_written = has_more or (len(queues) > 1 and self._hands_out)
+        if is_written:
+            for queue in queues:
+                queue.write_now()
         for taken in self._taken:
             if taken.is_plain and not taken.is_open:
                 if taken.queue.failure is not None:
                     raise JournalError(str(taken.queue.failure))
-                part = taken.part  # its queue was deleted, or its time was up
-                self._parts[part : part + 3] = [b""] * 3
+                self._leave_out(taken)  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_plain and taken.is_open:
                 taken.queue.confirm(taken.xid)
+        if is_written:
+            self._write_each(queues)
         self._taken.clear()
         return self._parts
+
+    def _write_each(self, queues: Iterable[Queue]) -> None:
+        """Write that items were removed; leave those out whose queue cannot be written.
+
+        Raises:
+            JournalError: no item is left.
+        """
+        failures: dict[Queue, JournalError] = {}
+        for queue in queues:
+            try:
+                queue.write_now()
+            except JournalError as error:
+                failures[queue] = error
+        if not failures:
+            return
+        if all(taken.is_plain and taken.queue in failures for taken in self._taken):
+            raise next(iter(failures.values()))
+        for taken in self._taken:
+            if taken.is_plain and taken.queue in failures:
+                self._leave_out(taken)
+        self._touched = [queue for queue in self._touched if queue not in failures]
+
+    def _leave_out(self, taken: _TakenItem) -> None:
+        """Leave an item out of the reply."""
+        part = taken.part
+        self._parts[part : part + 3] = [b""] * 3
 
     def _end_turn(self) -> None:
         """Let the reply, which comes in a later turn, depend on the changes of this one."""
@@ -280,10 +329,13 @@ class MemcacheGet(ReadHandler):
             self._connection.push(b"", tuple(self._touched))
 
     def _send(self, parts: list[Part]) -> None:
-        self._connection.push_large(parts, self._size, tuple(self._touched))
+        self._connection.push_large(
+            parts, self._size, tuple(self._touched), hands_out=self._hands_out
+        )
         self._parts.clear()
         self._touched.clear()
         self._size = 0
+        self._hands_out = False
 
 
 class MemcacheMonitor(ReadHandler):

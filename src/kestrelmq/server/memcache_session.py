@@ -243,11 +243,11 @@ class MemcacheSession(Session):
             self._header_size, self._header_request = size, request
             self._header = value_header(request.prefix, size)
         if size < LARGE_ITEM:
-            self._replies.add_parts(self._header, record[ADDX_HEADER:], _AFTER_VALUE, queue)
+            self._replies.add_item(self._header, record[ADDX_HEADER:], _AFTER_VALUE, queue)
             self._connection.count_output(size)
         else:
             parts = (self._header, memoryview(record)[ADDX_HEADER:], _AFTER_VALUE)
-            self._connection.push_large(parts, len(record), queue)
+            self._connection.push_large(parts, len(record), queue, hands_out=True)
 
     # --- incomplete input ---
 

@@ -1,7 +1,8 @@
 """The replies of a client, in order, until they may be sent.
 
 A reply may be sent once the queues that it depends on are written and, where their settings demand
-it, synced. If that fails, an error from the session replaces it.
+it, synced. If that fails, an error from the session replaces it; but one that hands out items which
+were removed is sent although they are not synced, because nobody else would get them.
 """
 
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, cast
 
 from kestrelmq.engine.durability import Committable
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import JournalError, NotSynced
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
@@ -36,8 +37,9 @@ class LatePart:
 
 Part = bytes | memoryview | LatePart
 """Part of a reply. A memoryview has more than `OUTPUT_LIMIT` bytes, and is not copied."""
-Extent = tuple[int, int, Queues]
-"""A reply: the index of its first part, the index after its last, and the queues it depends on."""
+Extent = tuple[int, int, Queues, bool]
+"""A reply: the index of its first part, the index after its last, the queues it depends on, and
+whether it hands out items that were removed: these would be lost with it."""
 
 FailureReply = Callable[[JournalError, bytes, Sequence[Committable]], bytes]
 """Returns the error that replaces the given reply, of which large parts are missing, when the
@@ -104,22 +106,30 @@ class Replies:
     def add(self, reply: bytes, queues: Queues) -> None:
         """Add a reply of this turn."""
         first = len(self.parts)
-        self.extents.append((first, first + 1, queues))
+        self.extents.append((first, first + 1, queues, False))
         self.parts.append(reply)
 
-    def add_parts(self, begin: bytes, middle: bytes, end: bytes, queues: Queues) -> None:
-        """Add a reply in three parts; they are copied only once, with all replies of the turn."""
+    def add_item(self, begin: bytes, item: bytes, end: bytes, queues: Queues) -> None:
+        """Add a reply that hands out an item which was removed.
+
+        Its parts are copied only once, with all replies of the turn.
+        """
         parts = self.parts
         first = len(parts)
-        self.extents.append((first, first + 3, queues))
+        self.extents.append((first, first + 3, queues, True))
         parts.append(begin)
-        parts.append(middle)
+        parts.append(item)
         parts.append(end)
 
-    def add_all(self, parts: Sequence[Part], queues: Queues, *, may_be_large: bool) -> None:
-        """Add a reply in parts; if any may be large, the client must be paused until it read it."""
+    def add_all(
+        self, parts: Sequence[Part], queues: Queues, *, may_be_large: bool, hands_out: bool
+    ) -> None:
+        """Add a reply in parts; if any may be large, the client must be paused until it read it.
+
+        `hands_out` is whether it has items that were removed.
+        """
         first = len(self.parts)
-        self.extents.append((first, first + len(parts), queues))
+        self.extents.append((first, first + len(parts), queues, hands_out))
         self.parts += parts
         self._has_large |= may_be_large
 
@@ -185,18 +195,21 @@ class Replies:
         failures: Mapping[Committable, JournalError],
         failure_reply: FailureReply,
     ) -> None:
-        for first, end, queues in extents:
+        for first, end, queues, hands_out in extents:
             for queue in _each(queues):
                 if queue in failures:
                     self.failure = failures[queue]
-            if self.failure is None:
+            failure = self.failure
+            if failure is None:
                 continue
             # Who looks at the reply needs its beginning only.
             reply = b"".join([part for part in parts[first:end] if isinstance(part, bytes)])
-            if reply:
-                error = failure_reply(self.failure, reply, _each(queues))
+            if not reply:
+                continue
+            self.failure = None
+            if not (hands_out and isinstance(failure, NotSynced)):
+                error = failure_reply(failure, reply, _each(queues))
                 parts[first:end] = [error, *[b""] * (end - first - 1)]
-                self.failure = None
 
     def clear(self) -> None:
         """Drop all replies: the client is gone."""
@@ -215,4 +228,4 @@ def _each(queues: Queues) -> tuple[Committable, ...]:
 
 def _depend(extents: list[Extent], queues: Collection[Committable]) -> bool:
     """Whether any of the replies depends on one of `queues`."""
-    return any(queue in queues for _, _, some in extents for queue in _each(some))
+    return any(queue in queues for _, _, some, _ in extents for queue in _each(some))

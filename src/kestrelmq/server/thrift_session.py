@@ -257,7 +257,10 @@ class ThriftSession(Session):
                         header,
                         request,
                         lambda items, queue: self._send(
-                            header, thrift.encode_items(header, items), queue
+                            header,
+                            thrift.encode_items(header, items),
+                            queue,
+                            hands_out=not request.auto_abort,
                         ),
                         lambda error: self.refuse(header, _internal_error(error)),
                     ).begin()
@@ -303,9 +306,16 @@ class ThriftSession(Session):
         """Answer the request of `header` with an exception."""
         self._send(header, (thrift.encode_refusal(header, refused),), None)
 
-    def _send(self, header: MessageHeader, parts: Sequence[Part], queues: Queues) -> None:
+    def _send(
+        self,
+        header: MessageHeader,
+        parts: Sequence[Part],
+        queues: Queues,
+        *,
+        hands_out: bool = False,
+    ) -> None:
         if not header.oneway:
-            self._connection.push_parts(parts, queues)
+            self._connection.push_parts(parts, queues, hands_out=hands_out)
 
     def _put(self, header: MessageHeader, put: Put) -> None:
         PendingPut(

@@ -6,7 +6,14 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.durability import sync_now
+from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.errors import JournalError
+from kestrelmq.journal.records import item, item_data
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -82,3 +89,82 @@ def test_queues_that_write_the_same_records_share_one_piece(tmp_path: Path) -> N
     assert two.endswith(b"c")
     assert (other.count(b"aa"), other.count(b"bb")) == (1, 1)
     collection.close()
+
+
+def refusals(queue: Queue) -> list[bool]:
+    """Return whether adding, and reading in each way, is refused as after a failed sync."""
+    found = []
+    for operation in (
+        lambda: queue.add(b"refused"),
+        queue.remove,
+        queue.open_read,
+        lambda: queue.add_delayed(item(1 << 42, 0, b"refused"), 1 << 42),
+    ):
+        try:
+            operation()
+        except JournalError as error:
+            assert "an earlier sync failed" in str(error)  # noqa: PT017 # the type is not enough
+            found.append(True)
+        else:
+            found.append(False)
+    return found
+
+
+def test_nothing_is_added_or_taken_after_a_failed_sync(tmp_path: Path) -> None:
+    """Each answer would be an error though all was done; reads end, and waiting readers wait."""
+    disk = CrashingDirectory.within(tmp_path)
+    queues = LocalQueues(queue_settings(disk.path, sync_journal=0), disk)
+    queue = queues.collection.obtain("work")
+    served: list[bytes | None] = []
+    for data in (b"a", b"b"):
+        queue.add(data)
+    opened = queue.open_read()
+    assert opened is not None
+    queues.commit()
+    disk.break_steps("sync")
+    assert sync_now(queue) is not None
+    assert refusals(queue) == [True] * 4
+    assert not queue.has_room(1)
+    assert queue.confirm(opened[0])
+    queue.flush()
+    queue.wait(Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected))
+    queues.commit()
+    queue.tick()
+    assert refusals(queue)[0], "the journal cannot be rewritten yet"
+    disk.mend()
+    queues.advance(2)
+    queue.tick()
+    queue.add(b"c")
+    assert served == []
+    queue.tick()
+    assert [item_data(record) for record in served if record is not None] == [b"c"]
+    assert refusals(queue) == [False] * 4
+    assert served[1:] == []
+    queues.close()
+
+
+def test_waiting_readers_are_served_once_the_journal_is_well(tmp_path: Path) -> None:
+    """What is given back meanwhile is theirs then."""
+    disk = CrashingDirectory.within(tmp_path)
+    queues = LocalQueues(queue_settings(disk.path, sync_journal=0), disk)
+    queue = queues.collection.obtain("work")
+    served: list[bytes | None] = []
+    queue.add(b"a")
+    opened = queue.open_read()
+    assert opened is not None
+    queue.wait(Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected))
+    queues.commit()
+    disk.break_steps("sync")
+    assert sync_now(queue) is not None
+    assert queue.unremove(opened[0])
+    queues.commit()
+    assert (served, len(queue)) == ([], 1)
+    disk.mend()
+    for _ in range(2):
+        queue.tick()
+    assert [item_data(record) for record in served if record is not None] == [b"a"]
+    queues.close()
+
+
+def _unexpected(error: Exception) -> None:
+    pytest.fail(str(error))

@@ -489,3 +489,43 @@ def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         queue._do_upkeep()
         until(lambda: not journal.suspect, pause=0.001)
         assert queue.add(b"z")
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+def test_a_read_whose_sync_failed_has_its_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, transaction: bool
+) -> None:
+    """Nobody else would get it. Nothing more is added or taken until all is written anew."""
+
+    def fail(_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with PersistentQueue("work", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        for data in (b"x", b"y"):
+            queue.add(data)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fsync", fail)
+            item = queue.remove(transaction=transaction)
+            assert item is not None
+            assert item.data == b"x"
+            for transacted in (False, True):
+                with pytest.raises(JournalError, match="earlier sync failed"):
+                    queue.remove(transaction=transacted)
+            with pytest.raises(JournalError, match="earlier sync failed"):
+                queue.wait_remove(timeout=LONG)
+            with pytest.raises(JournalError, match="earlier sync failed"):
+                queue.add(b"z")
+            with pytest.raises(JournalError, match="earlier sync failed"):
+                queue.add(b"z", delay=1)
+            head = queue.peek()
+            assert head is not None
+            assert head.data == b"y"
+        journal = queue._queue().journal
+        assert isinstance(journal, FileJournal)
+        queue._do_upkeep()
+        until(lambda: not journal.suspect, pause=0.001)
+        if transaction:
+            assert queue.confirm_remove(item.xid)
+        queue.add(b"z")
+    with PersistentQueue("work", tmp_path) as queue:
+        assert [item.data for item in queue.browse()] == [b"y", b"z"]

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.crashing import CrashingDirectory
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
@@ -139,6 +141,119 @@ def test_a_read_whose_sync_failed_is_given_back(tmp_path: Path, kind: str) -> No
         turning.run(scenario())
 
 
+REMOVING = {
+    "get": ("memcache", b"get work\r\n", b"END\r\n"),
+    "gets": ("memcache", b"gets work\r\n", b"END\r\n"),
+    "several": ("memcache", b"get work work\r\n", b"END\r\n"),
+    "several queues": ("memcache", b"get work other\r\n", b"END\r\n"),
+    "several turns": ("memcache", b"get work other/t=1\r\n", b"END\r\n"),
+    "an open read after it": ("memcache", b"get work\r\nget other/open\r\n", b"END\r\nEND\r\n"),
+    "thrift": ("thrift", thrift_get(b"work", 9, 0), b"\0\0"),
+    "thrift, waiting": ("thrift", thrift_get(b"work", 9, 1), b"\0\0"),
+}
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+@pytest.mark.parametrize("kind", REMOVING)
+def test_a_removed_item_reaches_its_client_although_the_sync_failed(
+    tmp_path: Path, kind: str, size: int
+) -> None:
+    """Nobody else would get it. What is added later is refused."""
+    disk = CrashingDirectory.within(tmp_path)
+    synced = QueueConfig.model_validate({"sync_journal": "0ms"})
+    config = ServerConfig(queue_path=disk.path, queues={"work": synced})
+    protocol, request, end = REMOVING[kind]
+    item = b"x" * size
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        queue.add(item)
+        await turning.turn()
+        client, other = turning.connect(protocol), turning.connect("memcache")
+        disk.break_steps("sync")
+        await turning.send(client, request)
+        assert item in await turning.receive(client, end)
+        assert len(queue) == queue.open_reads == 0
+        await turning.send(other, b"set work 0 0 1\r\ny\r\n")
+        assert (await turning.receive(other, b"\r\n")).startswith(b"SERVER_ERROR queue work")
+        assert len(queue) == 0
+        disk.mend()
+        await wait_for(turning, lambda: is_well(queue))
+        await turning.send(other, b"set work 0 0 1\r\ny\r\n")
+        assert await turning.receive(other, b"\r\n") == b"STORED\r\n"
+        for one in (client, other):
+            await turning.hang_up(one)
+
+    with Turning(disk.path, config, directory=disk) as turning:
+        turning.run(scenario())
+    with Turning(disk.path) as again:
+        assert data_of(again.collection.obtain("work")) == [b"y"]
+
+
+def is_well(queue: Queue) -> bool:
+    """Whether the journal was written anew after a failed sync."""
+    return isinstance(queue.journal, FileJournal) and not queue.journal.suspect
+
+
+def data_of(queue: Queue) -> list[bytes]:
+    """Return the items of a queue."""
+    return [bytes(record[21:]) for record in queue.browse(9)]
+
+
+@pytest.mark.parametrize("broken", ["first", "second"])
+@pytest.mark.parametrize("write", [1, 2])
+def test_one_of_several_queues_that_cannot_be_written(
+    tmp_path: Path, broken: str, write: int
+) -> None:
+    """A `get` of both loses nothing: what it cannot remove stays, and what it can is answered.
+
+    The queue fails at the write that opens the read, or at the one that confirms it.
+    """
+    disk, turning = serving(tmp_path)
+    writes = 0
+
+    def fails(point: str) -> bool:
+        nonlocal writes
+        writes += point.startswith("append") and point.endswith(broken)
+        return writes >= write and point.startswith("append") and point.endswith(broken)
+
+    async def scenario() -> None:
+        for name in ("first", "second"):
+            turning.collection.obtain(name).add(name.encode())
+        await turning.turn()
+        client = turning.connect("memcache")
+        disk.fail = fails
+        await turning.send(client, b"get first second\r\n")
+        reply = await turning.receive(client, b"\r\n")
+        disk.mend()
+        left = {name: [name.encode()] for name in ("first", "second")}
+        if write == 1:
+            assert reply.startswith(b"SERVER_ERROR")
+        else:
+            (answered,) = left.keys() - {broken}
+            size = len(answered)
+            assert reply == b"VALUE %b 0 %d\r\n%b\r\nEND\r\n" % (
+                answered.encode(),
+                size,
+                answered.encode(),
+            )
+            left[answered] = []
+        queues = {name: turning.collection.obtain(name) for name in left}
+        await wait_for(
+            turning, lambda: left == {name: data_of(queue) for name, queue in queues.items()}
+        )
+        assert not any(queue.open_reads for queue in queues.values())
+        await turning.hang_up(client)
+
+    with turning:
+        turning.run(scenario())
+    with Turning(disk.path) as again:
+        left = [data_of(again.collection.obtain(name)) for name in ("first", "second")]
+    answered = broken != "first", broken != "second"
+    gone = [is_answered and write == 2 for is_answered in answered]
+    assert left == [[] if gone[0] else [b"first"], [] if gone[1] else [b"second"]]
+
+
 ENDING: dict[str, tuple[str, bytes, bytes, bytes]] = {
     "close": ("memcache", b"get work/open\r\n", b"END\r\n", b"get work/close\r\n"),
     "close and open": ("memcache", b"get work/open\r\n", b"END\r\n", b"get work/close/open\r\n"),
@@ -220,6 +335,7 @@ async def wait_for(turning: Turning, condition: Callable[[], bool]) -> None:
 
     def is_so() -> bool:
         turning.collection.check_deadlines()
+        turning.collection.tick()
         return condition()
 
     await turning.until(is_so)

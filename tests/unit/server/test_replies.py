@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from kestrelmq.engine.durability import Committable
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import JournalError, NotSynced
 from kestrelmq.server.replies import Replies
 
 pytestmark = pytest.mark.compiled
@@ -80,6 +80,22 @@ def test_a_sync_that_fails_fails_what_waited_for_it() -> None:
     assert replies.synced(1, {ONE: JournalError("disk")}, failed) == b"[answer failed: disk]next"
 
 
+def test_items_that_were_removed_are_sent_although_they_are_not_synced() -> None:
+    """Nobody else would get them; also if an earlier turn of the same request was not synced."""
+    not_synced = {ONE: NotSynced("disk")}
+    replies = Replies()
+    replies.add_item(b"1", b"2", b"3", ONE)
+    replies.add(b"", ONE)
+    replies.add_all([b"4", b"5"], (ONE, OTHER), may_be_large=False, hands_out=True)
+    replies.add_all([b"6", b"7"], ONE, may_be_large=False, hands_out=False)
+    replies.add(b"8", None)
+    assert replies.take({ONE}, 1) is None
+    assert replies.synced(1, not_synced, failed) == b"12345[67 failed: disk]8"
+    replies.add_item(b"1", b"2", b"3", ONE)
+    replies.fail({ONE: JournalError("disk")}, failed)
+    assert replies.take(frozenset(), 0) == b"[123 failed: disk]"
+
+
 def test_nothing_is_left_of_a_client_that_is_gone() -> None:
     """Neither what is due nor what waits."""
     replies = collected((b"a", ONE))
@@ -93,10 +109,10 @@ def test_nothing_is_left_of_a_client_that_is_gone() -> None:
 def test_a_reply_in_parts_is_one() -> None:
     """It leaves whole, or one error takes the place of all of it."""
     replies = collected((b"a", None))
-    replies.add_parts(b"1", b"2", b"3", ONE)
-    replies.add_parts(b"4", b"5", b"6", OTHER)
+    replies.add_item(b"1", b"2", b"3", ONE)
+    replies.add_item(b"4", b"5", b"6", OTHER)
     assert replies.take(frozenset(), 0) == b"a123456"
-    replies.add_parts(b"1", b"2", b"3", ONE)
-    replies.add_parts(b"4", b"5", b"6", OTHER)
+    replies.add_item(b"1", b"2", b"3", ONE)
+    replies.add_item(b"4", b"5", b"6", OTHER)
     replies.fail({ONE: JournalError("disk")}, failed)
     assert replies.take(frozenset(), 0) == b"[123 failed: disk]456"
