@@ -219,14 +219,12 @@ def test_secrets_are_not_shown(spark: SparkSession, store: ObjectStore, tmp_path
 
 
 def test_what_needs_a_disk_says_so(spark: SparkSession, store: ObjectStore, tmp_path: Path) -> None:
-    """Packing and writing journals rename files."""
+    """Packing renames files."""
     write(tmp_path / "jobs", adds([b"1"]))
     place = store.copy(tmp_path, tmp_path.name)
 
     with pytest.raises(ConfigError, match="it must be a path of a file system"):
         pack(spark, place)
-    with pytest.raises(PySparkException, match="it must be a path of a file system"):
-        read_queues(spark, str(tmp_path)).write.format("kestrel.journal").mode("append").save(place)
 
 
 def test_a_store_that_does_not_answer_is_a_clear_error(spark: SparkSession) -> None:

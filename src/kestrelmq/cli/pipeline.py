@@ -321,7 +321,12 @@ def restore(  # noqa: PLR0913 # one for each flag
     *,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="DIR", help="A queue path that no server is using."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="A queue path that no server is using, or a URI such as s3://BUCKET/SPOOL.",
+        ),
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Add to queues of live servers.")] = False,
     queue: Annotated[

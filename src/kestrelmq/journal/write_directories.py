@@ -60,6 +60,11 @@ class WriteOwner:
         machine, boot = _this_machine()
         return cls(machine, boot, process, _started(process) or 0)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.machine == _this_machine()[0]
+
     def may_run(self) -> bool:
         """Whether the process may be running; True also on another machine or without /proc."""
         machine, boot = _this_machine()
@@ -70,10 +75,37 @@ class WriteOwner:
 
 def create(path: Path, owner: WriteOwner) -> Path:
     """Create a directory for a write in the queue path `path`. Raises OSError."""
-    place = f"{owner.machine}-{owner.boot}-{owner.process}-{owner.started}"
-    directory = path / f"{WRITE_MARK}{place}-{uuid4().hex[:16]}"
+    directory = path / new_name(owner)
     directory.mkdir(mode=0o750)
     return directory
+
+
+def new_name(owner: WriteOwner) -> str:
+    """Return a new name for the directory of a write."""
+    place = f"{owner.machine}-{owner.boot}-{owner.process}-{owner.started}"
+    return f"{WRITE_MARK}{place}-{uuid4().hex[:16]}"
+
+
+def owner_in(name: str) -> WriteOwner | None:
+    """Return the owner that the name of a directory has; None if it is not from `new_name`."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return WriteOwner(match["machine"], match["boot"], int(match["process"]), int(match["started"]))
+
+
+def may_go_on(name: str, silence: Callable[[], float]) -> bool:
+    """Whether the write may be running whose directory has this name.
+
+    `silence` tells how long nothing in it has changed (seconds): all there is to go by if the
+    owner is on another machine.
+    """
+    owner = owner_in(name)
+    if owner is None:
+        return False
+    if owner.is_here:
+        return owner.may_run()
+    return silence() < _LONGEST_SILENCE
 
 
 def remove(directory: Path) -> None:
@@ -122,15 +154,9 @@ def _remove_if(path: Path, unwanted: Callable[[Path], bool]) -> None:
 
 
 def _may_go_on(directory: Path, now: int) -> bool:
-    match = _NAME.fullmatch(directory.name)
-    if match is None or not directory.is_dir() or directory.is_symlink():
+    if not directory.is_dir() or directory.is_symlink():
         return False
-    owner = WriteOwner(
-        match["machine"], match["boot"], int(match["process"]), int(match["started"])
-    )
-    if owner.machine == _this_machine()[0]:
-        return owner.may_run()
-    return now / 1000 - _last_change(directory) < _LONGEST_SILENCE
+    return may_go_on(directory.name, lambda: now / 1000 - _last_change(directory))
 
 
 def _last_change(directory: Path) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.storage import STORAGE_OPTION, local_path, located, storage_options
+from kestrelmq.spark.storage import STORAGE_OPTION, located, storage_options
 from kestrelmq.spark.trees import JournalPath
 from kestrelmq.units import parse_duration, parse_size
 
@@ -25,10 +25,6 @@ class GivenOptions:
         self._purpose = purpose
         self._given = {name.lower(): (name, value) for name, value in given.items()}
         self._known: list[str] = []
-
-    def path(self, allowed: str) -> str:
-        """Return the required option `path`, of the file system."""
-        return local_path(self._path(allowed))
 
     def journals(self, allowed: str) -> JournalPath:
         """Return the required option `path`, of the file system or in a store."""

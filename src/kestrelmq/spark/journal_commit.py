@@ -30,6 +30,7 @@ from kestrelmq.journal.names import (
 from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.journal_parts import JournalPart, join_parts
 from kestrelmq.spark.opening import map_view
+from kestrelmq.spark.scanning import FileView
 
 
 class JournalCommit:
@@ -93,7 +94,8 @@ class JournalCommit:
         directory, queue = self._directory, existing.queue
         timestamp = later_timestamp(existing.rotated, self._now)
         if existing.files:
-            self._check_tail(existing.files[-1])
+            path = directory.path / existing.files[-1]
+            check_tail(map_view(path), path)
         single = self._joined(parts)
         if existing.files:
             # It will not be the last file any more, so no crash may leave its end torn.
@@ -116,18 +118,25 @@ class JournalCommit:
         if sync:
             self._directory.sync()
 
-    def _check_tail(self, name: str) -> None:
-        """Check that a file is not torn: only the last file of a journal may be."""
-        path = self._directory.path / name
-        view = map_view(path)
-        try:
-            for _ in view.chunks(tail_may_be_torn=True):
-                pass
-        except DamagedJournal as damage:
-            reason = f"{path}: {damage.reason} at byte {damage.position}"
-            raise JournalError(f"nothing can be appended: {reason}") from None
-        if view.torn_at is not None:
-            raise JournalError(
-                f"nothing can be appended: {path}: the last record is cut short at byte "
-                f"{view.torn_at}: start a server on the queue path once, or repair the journal"
-            )
+
+def check_tail(view: FileView, shown: str | Path) -> None:
+    """Check that the last file of a journal is not torn: no other file may be.
+
+    Args:
+        view: the whole file.
+        shown: where it is, for the error.
+
+    Raises:
+        JournalError: it is torn or damaged.
+    """
+    try:
+        for _ in view.chunks(tail_may_be_torn=True):
+            pass
+    except DamagedJournal as damage:
+        reason = f"{shown}: {damage.reason} at byte {damage.position}"
+        raise JournalError(f"nothing can be appended: {reason}") from None
+    if view.torn_at is not None:
+        raise JournalError(
+            f"nothing can be appended: {shown}: the last record is cut short at byte "
+            f"{view.torn_at}: start a server on the queue path once, or repair the journal"
+        )

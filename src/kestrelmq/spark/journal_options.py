@@ -109,10 +109,10 @@ class JournalWriteOptions:
     """Options of writing `kestrel.journal`.
 
     Attributes:
-        path: the queue path; it is created if it does not exist.
+        path: the queue path; it is created if it does not exist. It is never a glob.
     """
 
-    path: str
+    path: JournalPath
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
@@ -224,4 +224,5 @@ def journal_write_options(given: Mapping[str, str]) -> JournalWriteOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("writing kestrel.journal", given)
-    return options.checked(JournalWriteOptions(path=options.path("a queue path (a directory)")))
+    path = options.journals("a queue path (a directory)")
+    return options.checked(JournalWriteOptions(path=path))

@@ -34,7 +34,7 @@ class JournalPart:
 
     Attributes:
         queue: the queue's name.
-        path: the file.
+        path: the file; of a write to a store, relative to the directory of the write.
         items: number of records in it.
         size: its size in bytes.
         low: least sequence number.
@@ -105,7 +105,7 @@ class PartWriter:
         entries = np.empty(len(sequences), dtype=_INDEX)
         entries["sequence"] = sequences
         entries["length"] = np.diff(offsets)
-        self._handle(_index_path(part.path)).write(entries.tobytes())
+        self._handle(index_path(part.path)).write(entries.tobytes())
         ordered = part.high <= sequences[0] and bool(np.all(np.diff(sequences) >= 0))
         return replace(
             part,
@@ -140,6 +140,11 @@ def ordered_parts(parts: Sequence[JournalPart], merged: Path) -> list[JournalPar
     That is the order of their sequence numbers, and the given order among equal ones or without
     sequence numbers. Parts whose sequence numbers overlap are merged into the file `merged`.
     """
+    return in_order(parts) or [merge_parts(parts, merged)]
+
+
+def in_order(parts: Sequence[JournalPart]) -> list[JournalPart] | None:
+    """Do what `ordered_parts` does, unless some must be merged; return None then."""
     if not all(part.sequenced for part in parts):
         return list(parts)
     ordered = sorted(enumerate(parts), key=lambda place: (place[1].low, place[1].high))
@@ -147,12 +152,12 @@ def ordered_parts(parts: Sequence[JournalPart], merged: Path) -> list[JournalPar
         (later.low, place) < (earlier.high, place_before)
         for (place_before, earlier), (place, later) in pairwise(ordered)
     )
-    return [merge_parts(parts, merged)] if overlap else [part for _, part in ordered]
+    return None if overlap else [part for _, part in ordered]
 
 
 def merge_parts(parts: Sequence[JournalPart], merged: Path) -> JournalPart:
     """Write the records of `parts` to `merged`, in order of sequence number, and sync it."""
-    indexes = [np.fromfile(_index_path(part.path), dtype=_INDEX) for part in parts]
+    indexes = [np.fromfile(index_path(part.path), dtype=_INDEX) for part in parts]
     order = np.argsort(np.concatenate([index["sequence"] for index in indexes]), kind="stable")
     records = pa.chunked_array(
         [_records(part, index["length"]) for part, index in zip(parts, indexes, strict=True)]
@@ -166,7 +171,7 @@ def merge_parts(parts: Sequence[JournalPart], merged: Path) -> JournalPart:
                 low, high = bounds[chunk.offset], bounds[chunk.offset + len(chunk)]
                 file.write(memoryview(values)[low:high])
     entries = np.concatenate(indexes)[order]
-    with open_stream(_index_path(merged), "wb") as file:
+    with open_stream(index_path(merged), "wb") as file:
         entries.tofile(file)
     sync_path(merged)
     return JournalPart(
@@ -206,5 +211,6 @@ def _records(part: JournalPart, lengths: NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
-def _index_path(path: Path) -> Path:
+def index_path(path: Path) -> Path:
+    """Return where the sequence numbers of a part are."""
     return path.with_name(path.name + ".index")

@@ -125,7 +125,11 @@ def map_on(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> 
 
 
 def write_journals(
-    rows: DataFrame, path: str, mode: Literal["append", "overwrite"] = "append"
+    rows: DataFrame,
+    path: JournalPath,
+    mode: Literal["append", "overwrite"] = "append",
+    *,
+    storage: Mapping[str, str] | None = None,
 ) -> None:
     """Write rows to journals that a server loads at start.
 
@@ -135,18 +139,23 @@ def write_journals(
 
     Args:
         rows: the rows to write.
-        path: the queue path.
+        path: the queue path, or its URI in a store.
         mode: `append` adds the items behind those that queues hold; `overwrite` replaces the
             contents of the queues that occur in `rows`, and leaves other queues alone.
+        storage: options of the store that the queue path is in.
 
     Raises:
         QueuePathLocked: a server uses the queue path.
     """
+    path = located(path, storage)
     # The writer checks this, too, but Spark makes it only after the tasks that sort.
     check_not_served(path)
     if "sequence" in (name.lower() for name in rows.columns):
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
-    rows.write.format(JOURNAL_FORMAT).mode(mode).save(path)
+    writer = rows.write.format(JOURNAL_FORMAT).mode(mode)
+    if isinstance(path, Location):
+        writer = writer.options(**path.as_options())
+    writer.save(str(path))
 
 
 def write_parquet(rows: DataFrame, output: str | Location, mode: WriteMode, *columns: str) -> None:

@@ -71,7 +71,8 @@ class FileView:
     """The first `size` bytes of a journal file, with header fields as arrays.
 
     Attributes:
-        torn: where and why the end of the file is torn, or None; `chunks` sets it.
+        torn: where and why the end of the file is torn, or None; `chunks` sets it, likewise:
+        has_state_dump: whether a STATE_DUMP ends the file in replay.
     """
 
     def __init__(self, buffer: Buffer, size: int) -> None:
@@ -79,6 +80,7 @@ class FileView:
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
         self.torn: WalkEnd | None = None
+        self.has_state_dump = False
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
 
     def field(
@@ -115,6 +117,7 @@ class FileView:
         walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
         for section, batches in walk.sections(begin):
             if section != begin:
+                self.has_state_dump = True
                 dump = np.array([section - STATE_DUMP_SIZE], dtype=np.int64)
                 yield self._chunk([dump], section, is_state_dump=True)
                 if replayed_only:

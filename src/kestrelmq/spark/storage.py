@@ -6,17 +6,18 @@ system. So a location may be shown, logged and stored as text; options never are
 the URI's query and user, or are given beside it, and are the arguments of `pyarrow.fs`, as text:
 nothing of them is evaluated.
 
-A store has no rename and no inode numbers. A file in it is replaced as a whole, and appears when
-it is whole.
+A store has no inode numbers, and only HDFS has a rename. A file in it is replaced as a whole, and
+appears when it is whole.
 """
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from pyarrow import fs
 
 from kestrelmq.errors import ConfigError, StorageError
 from kestrelmq.journal.names import TEMPORARY_MARK
+
+T = TypeVar("T")
 
 STORAGE_OPTION: Final = "storage."
 """How the names of storage options of a data source begin."""
@@ -34,6 +37,8 @@ _PUBLIC: Final = frozenset(
 _SHOWN: Final = 500
 """Most characters of an error of a store."""
 _URI_SAFE: Final = "/!$&'()*+,;=:@~"
+_PIECE: Final = 8 << 20
+_THREADS: Final = 16
 
 
 def _a_text(value: str) -> str:
@@ -255,7 +260,7 @@ class Location:
         """
         with _errors(self):
             system = _file_system(self)
-            if _SCHEMES[self.scheme] is not _HDFS:
+            if not self.has_rename:
                 # An object appears when it is closed.
                 with system.open_output_stream(_inner_path(self)) as stream:
                     stream.write(content)
@@ -280,18 +285,65 @@ class Location:
         with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
             yield file
 
+    def pieces(self) -> Iterator[pa.Buffer]:
+        """Yield the bytes of this file, a few MiB at a time. Raises as `read`."""
+        with self.open() as file:
+            while len(piece := file.read_buffer(_PIECE)):
+                yield piece
+
+    def write_pieces(self, pieces: "Iterable[bytes | pa.Buffer]") -> None:
+        """Write this file, which nobody reads yet, piece by piece.
+
+        Raises:
+            StorageError: the store cannot be reached, or refuses. Part of the file may be there.
+        """
+        with _errors(self):
+            system = _file_system(self)
+            if self.has_rename:
+                system.create_dir(_inner_path(self.parent))
+            with system.open_output_stream(_inner_path(self)) as stream:
+                for piece in pieces:
+                    stream.write(piece)
+
     def files(self) -> list[tuple[str, int]]:
         """Return the files in this directory and those below: relative paths and sizes, sorted.
 
         There are none if there is no such directory. Raises StorageError.
         """
         top = _inner_path(self)
+        return sorted((one.path.removeprefix(top).strip("/"), one.size) for one in self._below())
+
+    def last_change(self) -> int:
+        """Return when a file in this directory or below was last written (ns since the epoch).
+
+        It is 0 if there is none, or if the store does not tell. Raises StorageError.
+        """
+        return max((one.mtime_ns or 0 for one in self._below()), default=0)
+
+    def _below(self) -> list[fs.FileInfo]:
         with _errors(self):
             found = _file_system(self).get_file_info(
-                fs.FileSelector(top, allow_not_found=True, recursive=True)
+                fs.FileSelector(_inner_path(self), allow_not_found=True, recursive=True)
             )
-        files = [one for one in found if one.type == fs.FileType.File]
-        return sorted((one.path.removeprefix(top).strip("/"), one.size) for one in files)
+        return [one for one in found if one.type == fs.FileType.File]
+
+    @property
+    def has_rename(self) -> bool:
+        """Whether `move` renames, in one step; in other stores it copies and deletes."""
+        return _SCHEMES[self.scheme] is _HDFS
+
+    def copy(self, target: "Location") -> None:
+        """Copy this file within the store; what was at `target` is replaced at one moment.
+
+        The store does it by itself. It must be one without renames.
+
+        Raises:
+            StorageError: the store cannot be reached, or refuses, as when the file is larger than
+                it copies at once; `target` is as it was.
+            FileNotFoundError: there is no such file.
+        """
+        with _errors(self):
+            _file_system(self).copy_file(_inner_path(self), _inner_path(target))
 
     def move(self, target: "Location") -> None:
         """Move this file to another place in the same store, where nothing is.
@@ -304,7 +356,7 @@ class Location:
         """
         with _errors(self):
             system = _file_system(self)
-            if _SCHEMES[self.scheme] is _HDFS:
+            if self.has_rename:
                 system.create_dir(_inner_path(target.parent))
             try:
                 system.move(_inner_path(self), _inner_path(target))
@@ -326,6 +378,13 @@ class Location:
         """
         with _errors(self):
             _file_system(self).delete_file(_inner_path(self))
+
+
+def in_parallel(work: Callable[[T], object], things: Sequence[T]) -> None:
+    """Do `work`, which waits for a store, with each of `things`, several at a time."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for _ in threads.map(work, things):
+            pass
 
 
 def located(

@@ -31,7 +31,6 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
@@ -56,7 +55,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError, KestrelError, StorageError
-from kestrelmq.spark.storage import Location, located, storage_options
+from kestrelmq.spark.storage import Location, in_parallel, located, storage_options
 from kestrelmq.spark.tables import arrow_schema
 
 STORED_TABLE_FORMAT: Final = "kestrel.stored_table"
@@ -72,7 +71,6 @@ _BUFFERED: Final = 64 << 20
 """Bytes of rows that a task keeps in memory before it writes files."""
 _PARTITION_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 10_000
-_THREADS: Final = 16
 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
@@ -472,13 +470,6 @@ def table_schema(location: Location) -> StructType:
 def is_without_rows(location: Location) -> bool:
     """Whether a table was written, but has no Parquet file."""
     return (location / SUCCESS).exists() and not table_files(location)
-
-
-def in_parallel(work: Callable[[str], object], things: Sequence[str]) -> None:
-    """Do `work` with each of `things`, several at a time."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for _ in threads.map(work, things):
-            pass
 
 
 def _at(location: Location, file: str) -> Location:

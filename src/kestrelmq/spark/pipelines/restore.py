@@ -14,6 +14,7 @@ from kestrelmq.spark.queue_source import QUEUE_SCHEMA
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
 from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.stored_tables import is_without_rows
+from kestrelmq.spark.trees import JournalPath
 
 _KEPT = ("queue", "data", "add_time", "expiry", "due")
 
@@ -21,7 +22,7 @@ _KEPT = ("queue", "data", "add_time", "expiry", "due")
 def restore(
     spark: SparkSession,
     source: str | Location,
-    path: str,
+    path: JournalPath,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -35,11 +36,11 @@ def restore(
         source: a Parquet table, or its URI in a store, as `replay` and `history` write it:
             `queue`, `data`, optionally `add_time`, `expiry` and `due` (ms), and optionally the
             order of a queue's items: `position` (replay) or `ordinal` (history).
-        path: the queue path; no server may run on it.
+        path: the queue path, or its URI in a store; no server may run on it.
         since: restore only items added at this time or later; a time without a zone is UTC.
         until: restore only items added before this time.
         mode: `append` or `overwrite`, as for `write_journals`.
-        storage: options of the store that the table is in.
+        storage: options of the stores that the table and the queue path are in.
 
     Returns:
         The number of items restored.
@@ -48,8 +49,8 @@ def restore(
         ValueError: the table has items, but no data.
         QueuePathLocked: a server uses the queue path.
     """
+    path, table = located(path, storage), located(source, storage, "source")
     check_not_served(path)
-    table = located(source, storage, "source")
     rows = in_time_range(with_data(read_items(spark, table), str(table)), since, until)
     order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
