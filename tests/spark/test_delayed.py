@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
 from kestrelmq.spark.kestrel_options import ClusterOptions
-from kestrelmq.spark.pipelines import replay, restore, restore_live
+from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents
 from kestrelmq.spark.reading import read_queues, write_journals
 from tests.spark.spools import NOW, adds, load, write
@@ -185,3 +186,79 @@ def test_a_single_journal_file_has_no_delayed_items(spark: SparkSession, tmp_pat
     (spool / "jobs").write_bytes(encode(AddX(NOW, 0, b"a")))
 
     assert read_queues(spark, str(spool / "jobs"), delayed=True).where("due > 0").count() == 0
+
+
+def fates_in(rows: DataFrame) -> list[tuple[str, int, str, int | None, bytes]]:
+    """Return what became of each item, in order."""
+    found = rows.orderBy("queue", "ordinal").collect()
+    return [(row.queue, row.ordinal, row.fate, row.due, bytes(row.data)) for row in found]
+
+
+def test_history_has_delayed_items_and_restore_takes_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Behind the others by due time; one that has joined its queue counts there only."""
+    spool, table = delayed_spool(tmp_path / "spool"), str(tmp_path / "table")
+    items = history(spark, str(spool), with_data=True)
+
+    assert fates_in(items) == [
+        ("jobs", 0, "open", None, b"open"),
+        ("jobs", 1, "live", None, b"first"),
+        ("jobs", 2, "live", None, b"joined"),
+        ("jobs", 3, "delayed", NOW + HOUR, b"soon"),
+        ("jobs", 4, "delayed", NOW + HOUR + 1, b"torn"),
+        ("jobs", 5, "delayed", NOW + 2 * HOUR, b"later"),
+        ("only", 0, "delayed", NOW + 1, b"alone"),
+        ("plain", 0, "live", None, b"x"),
+    ]
+    late = items.where("fate = 'delayed'").orderBy("queue", "ordinal").collect()
+    assert [(row.file, row.position, row.add_time, row.expiry, row.aborts) for row in late] == [
+        ("jobs~~delayed.5", 55, NOW + HOUR, 0, 0),
+        ("jobs~~delayed", 0, NOW + HOUR + 1, 7, 0),
+        ("jobs~~delayed.5", 28, NOW + 2 * HOUR, 0, 0),
+        ("only~~delayed", 0, NOW + 1, 0, 0),
+    ]
+    items.write.parquet(table)
+    assert restore(spark, table, str(tmp_path / "back")) == 8
+    back = history(spark, str(tmp_path / "back"), with_data=True)
+    assert [row[3:] for row in fates_in(back)] == [row[3:] for row in fates_in(items)]
+
+
+def test_an_item_counts_once_before_and_after_it_is_due(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In history and report: as delayed, then with its queue; one that was flushed is gone."""
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        client.put("jobs", b"first")
+        client.put("jobs", b"due at once", delay=0.001)
+        client.put("jobs", b"later", delay=3600)
+        client.put("flushed", b"x", delay=3600)
+        client.flush("flushed")
+        assert list(client.consume("jobs", idle_timeout=2, max_items=2)) == [
+            b"first",
+            b"due at once",
+        ]
+        server.kill9()
+    spool = str(server.queue_path)
+
+    fates = [(row[0], row[2], row[4]) for row in fates_in(history(spark, spool, with_data=True))]
+    assert fates == [
+        ("jobs", "confirmed", b"first"),
+        ("jobs", "confirmed", b"due at once"),
+        ("jobs", "delayed", b"later"),
+    ]
+    made = report(spark, spool, str(tmp_path / "report"))
+    (totals,) = made.queues
+    assert (totals.items, totals.confirmed, totals.delayed, totals.live) == (3, 2, 1, 0)
+    hours = spark.read.parquet(str(tmp_path / "report" / "hours"))
+    assert hours.agg(f.sum("items_in"), f.sum("items_out")).collect()[0][:] == (2, 2)
+    assert "items delayed" in Path(str(made.page)).read_text()
+
+
+def test_packing_changes_no_fate_of_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    """The pack still says which of the delayed items have joined their queue."""
+    spool = delayed_spool(tmp_path / "spool")
+    before = [row[2:] for row in fates_in(history(spark, str(spool), with_data=True))]
+    pack(spark, str(spool))
+    after = [row[2:] for row in fates_in(history(spark, str(spool), with_data=True))]
+    assert sorted(before, key=str) == sorted(after, key=str)

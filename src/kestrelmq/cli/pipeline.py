@@ -109,7 +109,8 @@ def report(
             spark, path, output, mode=_mode(overwrite=overwrite), storage=_storage(storage_option)
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
-    _table(written.queues, ("queue", "items", "bytes", *fates))
+    delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
+    _table(written.queues, ("queue", "items", "bytes", *fates, *delayed))
     print(f"\n{written.page}")
 
 

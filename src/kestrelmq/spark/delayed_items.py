@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from kestrelmq.journal.loading import open_all
 from kestrelmq.journal.names import master_of_delayed
 from kestrelmq.journal.records import item_add_time
+from kestrelmq.journal.replay import Replay, opened_xid
 from kestrelmq.spark.noted_replay import MEMORY_LIMIT, replay_noted
+from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.spool import SpoolFile, by_queue, list_files
 from kestrelmq.spark.trees import JournalPath
 
@@ -71,16 +73,52 @@ def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
         DamagedJournal: a file is damaged.
         JournalError: a file is gone, or shorter than when it was listed.
     """
+    held = _held(journal)
+    open_all(held)
+    queue = _joined(journal, held)
+    waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
+    in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
+    return sorted(waiting, key=item_add_time), in_line
+
+
+def joined_ordinals(journal: DelayedJournal, end: ReplayState) -> list[int]:
+    """Return which of the items that the journal of delayed items holds have joined their queue.
+
+    Args:
+        journal: the journal.
+        end: what it holds, in ordinals.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+        JournalError: a file is gone, or shorter than when it was listed.
+    """
+    held = _held(journal)
+    ordinals = dict(end.open)
+    last = held.last_xid
+    # As `open_all` does it.
+    for ordinal in (*end.head, *range(end.first, end.adds)):
+        kept = end.named.get(ordinal)
+        xid = opened_xid(kept, last, ordinals)
+        if xid != kept:
+            last = xid
+        ordinals[xid] = ordinal
+    open_all(held)
+    return [ordinals[xid] for xid in sorted(_joined(journal, held).joined)]
+
+
+def _held(journal: DelayedJournal) -> Replay:
     held = replay_noted(journal.files, None)
     held.end()
-    open_all(held)
+    return held
+
+
+def _joined(journal: DelayedJournal, held: Replay) -> Replay:
+    """Return the queue, which says which of the items that are held have joined it."""
     queue = replay_noted(journal.master, MEMORY_LIMIT, held.open)
     queue.end()
     if queue.behind is not None:
         queue.behind.close()
-    waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
-    in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
-    return sorted(waiting, key=item_add_time), in_line
+    return queue
 
 
 def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:

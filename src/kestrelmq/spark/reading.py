@@ -5,7 +5,7 @@ do: request only the needed columns, push filters down, plan with a Spark job, s
 they are written.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -103,10 +103,10 @@ def read_queues(
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
 
 
-def replay_journals(spark: SparkSession, path: JournalPath) -> list[ReplayedQueue]:
-    """Replay every queue of `path` with a Spark job; item data takes no memory."""
+def replay_files(spark: SparkSession, files: Iterable[SpoolFile]) -> list[ReplayedQueue]:
+    """Replay the queues that listed files are of, with a Spark job; item data takes no memory."""
     queues: dict[tuple[str, str], list[SpoolFile]] = {}
-    for file in list_files(path):
+    for file in files:
         queues.setdefault((file.spool, file.queue), []).append(file)
     return replay_in_parallel(list(queues.values()), summarise_on(spark))
 

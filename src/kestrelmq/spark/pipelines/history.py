@@ -5,6 +5,11 @@
     expired     gone, and its expiry had passed when it went
     open        held by an open read at the end of the journal
     live        in the queue
+    delayed     waits until it is due
+
+Delayed items have a journal of their own. What has left that has either joined its queue, where it
+has one of the other fates, or was dropped before it was due, and is in no journal any more. So an
+item counts once: as delayed until its queue has it, then in the queue.
 
 `aborts` counts how often a read of the item was given back. A remove has no time in the journal:
 `gone_after` and `gone_before` (ms) are the add times of the nearest adds with a time before and
@@ -16,13 +21,15 @@ Packing drops history: items that were gone before a journal was packed are not 
 
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelmq.spark import fates
+from kestrelmq.spark.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
 from kestrelmq.spark.planning import ReplayedQueue
-from kestrelmq.spark.reading import map_on, replay_journals
+from kestrelmq.spark.reading import map_on, replay_files
+from kestrelmq.spark.segments import ReplayState
 from kestrelmq.spark.storage import located
 from kestrelmq.spark.summarising import Fate
 from kestrelmq.spark.trace_source import trace
@@ -41,8 +48,9 @@ def history(
     """Return every item that the journals still have an add of.
 
     Columns: `spool, queue, ordinal, file, position, add_time, expiry, size, data, fate, aborts,
-    gone_after, gone_before`; `ordinal` counts a queue's adds from 0, `position` is the byte where
-    the record begins.
+    gone_after, gone_before, due`; `ordinal` counts a queue's adds from 0, and its delayed items
+    behind those, by the times at which they are due; `position` is the byte where the record
+    begins. Only delayed items have a `due`, which is also their `add_time`.
 
     Args:
         spark: the session.
@@ -50,7 +58,8 @@ def history(
         with_data: read the items' data; otherwise `data` is null.
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
-    replayed = replay_journals(spark, located(path, storage))
+    files, companions = list_with_delayed(located(path, storage))
+    replayed = replay_files(spark, [*files, *(file for one in companions for file in one.files)])
     times = iter(map_on(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
     trace_tasks = [
         task
@@ -63,13 +72,64 @@ def history(
     joined = added.join(_by_item(item_events), _KEY, "left").join(
         _open_items(spark, replayed), _KEY, "left"
     )
-    return joined.select(
+    items = joined.select(
         *(f.col(name) for name in fates.ITEM_SCHEMA.names),
         _fate().alias("fate"),
         f.coalesce("aborts", f.lit(0)).cast("int").alias("aborts"),
         "gone_after",
         "gone_before",
+        f.lit(None).cast("long").alias("due"),
     )
+    return _with_delayed(spark, items, replayed, companions) if companions else items
+
+
+def _with_delayed(
+    spark: SparkSession,
+    items: DataFrame,
+    replayed: Sequence[ReplayedQueue],
+    companions: Sequence[DelayedJournal],
+) -> DataFrame:
+    """Return the items, with those of the journals `companions` as delayed items of the queues."""
+    ends = {(one.files[0].spool, one.files[0].queue): one.end for one in replayed}
+    tasks = [(one, ends[one.spool, one.files[0].queue]) for one in companions]
+    have_joined = map_on(spark, lambda task: joined_ordinals(*task), tasks)
+    journals = spark.createDataFrame(
+        [
+            (one.spool, one.files[0].queue, one.queue, _adds(ends.get((one.spool, one.queue))))
+            for one in companions
+        ],
+        "spool string, queue string, master string, adds bigint",
+    )
+    joined = spark.createDataFrame(
+        [
+            (one.spool, one.files[0].queue, item)
+            for one, found in zip(companions, have_joined, strict=True)
+            for item in found
+        ],
+        "spool string, queue string, ordinal bigint",
+    )
+    by_due = Window.partitionBy("spool", "queue").orderBy("add_time", "ordinal")
+    waiting = (
+        items.where(f.col("fate").isin("live", "open"))
+        .join(joined, _KEY, "left_anti")
+        .join(f.broadcast(journals), ["spool", "queue"])
+        .withColumns(
+            {
+                "ordinal": f.col("adds") + f.row_number().over(by_due) - 1,
+                "due": f.col("add_time"),
+                "fate": f.lit("delayed"),
+            }
+        )
+        .drop("queue")
+        .withColumnRenamed("master", "queue")
+    )
+    own = items.join(f.broadcast(journals), ["spool", "queue"], "left_anti")
+    return own.unionByName(waiting.select(*own.columns))
+
+
+def _adds(end: ReplayState | None) -> int:
+    """Return how many items a queue has had; there may be nothing but its delayed items."""
+    return 0 if end is None else end.adds
 
 
 def _fate() -> Column:

@@ -6,6 +6,9 @@ Adds have a time in the journal, but removes have none. So the time at which an 
 only as two bounds, the add times of the adds around the remove. An item counts as gone in the hour
 of the lower bound, or, without one, of the upper bound or else of its own add. Sojourn times are
 given as two bounds.
+
+A delayed item comes into its queue when it is due, and is in no hour before. It is among the items
+of the queue, as delayed until then; so it counts once.
 """
 
 from collections.abc import Mapping
@@ -112,6 +115,7 @@ def by_hour(items: DataFrame) -> DataFrame:
         depth, depth_bytes: of items in the queue or in open reads at the end of the hour.
     """
     at_least, at_most = _stays()
+    items = items.where("fate != 'delayed'")
     came = items.select("queue", _hour(f.col("add_time")).alias("hour"), "size", "aborts")
     added = came.groupBy("queue", "hour").agg(
         f.count("*").alias("items_in"),
@@ -155,11 +159,11 @@ def by_queue(items: DataFrame) -> DataFrame:
 
 
 _COUNTS = ["items_in", "bytes_in", "aborted", "items_out", "bytes_out", "expired"]
-_FATES = ("removed", "confirmed", "expired", "open", "live")
+_FATES = ("removed", "confirmed", "expired", "open", "live", "delayed")
 
 
 def _is_gone() -> Column:
-    return ~f.col("fate").isin("live", "open")
+    return ~f.col("fate").isin("live", "open", "delayed")
 
 
 def _hour(time: Column) -> Column:

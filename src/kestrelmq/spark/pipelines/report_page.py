@@ -79,6 +79,7 @@ class QueueReport:
     expired: int
     open: int
     live: int
+    delayed: int
     aborts: int
     largest: int
     at_least_p50: int | None
@@ -142,6 +143,7 @@ def _totals(queues: Sequence[QueueReport]) -> str:
         (format_bytes(sum(queue.bytes for queue in queues)), "of data added"),
         (f"{gone:,}", "items gone"),
         (f"{sum(queue.live + queue.open for queue in queues):,}", "items waiting or open"),
+        (f"{sum(queue.delayed for queue in queues):,}", "items delayed"),
         (f"{sum(queue.aborts for queue in queues):,}", "reads given back"),
     ]
     cells = "".join(f"<div><b>{value}</b><span>{name}</span></div>" for value, name in figures)
@@ -158,6 +160,7 @@ def _queue_table(queues: Sequence[QueueReport]) -> str:
         "expired",
         "waiting",
         "open",
+        "delayed",
         "given back",
         "median stay",
         "99 % stay",
@@ -172,6 +175,7 @@ def _queue_table(queues: Sequence[QueueReport]) -> str:
             f"{queue.expired:,}",
             f"{queue.live:,}",
             f"{queue.open:,}",
+            f"{queue.delayed:,}",
             f"{queue.aborts:,}",
             _bounds(queue.at_least_p50, queue.at_most_p50),
             _bounds(queue.at_least_p99, queue.at_most_p99),
