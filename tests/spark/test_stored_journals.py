@@ -218,13 +218,52 @@ def test_secrets_are_not_shown(spark: SparkSession, store: ObjectStore, tmp_path
     assert SECRET_KEY not in str(refused.value)
 
 
-def test_what_needs_a_disk_says_so(spark: SparkSession, store: ObjectStore, tmp_path: Path) -> None:
-    """Packing renames files."""
-    write(tmp_path / "jobs", adds([b"1"]))
-    place = store.copy(tmp_path, tmp_path.name)
+def test_a_spool_in_a_store_is_packed(
+    spark: SparkSession,
+    terminal: Terminal,
+    server: ServerProcess,
+    client: Client,
+    store: ObjectStore,
+    tmp_path: Path,
+) -> None:
+    """By function and by command; the queues are the same, and a server serves them."""
+    work(server, client)
+    stored = store.copy(server.queue_path, tmp_path.name)
+    options = store.options
 
-    with pytest.raises(ConfigError, match="it must be a path of a file system"):
-        pack(spark, place)
+    def held() -> list[tuple[object, ...]]:
+        table = read_queues(spark, stored, delayed=True, storage=options)
+        return rows(table, "queue", "position")
+
+    before = held()
+    packed = pack(spark, stored, storage=options)
+    assert held() == before
+    assert {(one.queue, one.items) for one in packed} == {
+        ("jobs", 60),
+        ("other", 2),
+        ("other~~delayed", 1),
+    }
+    assert sum(one.after for one in packed) < sum(one.before for one in packed)
+    assert len([name for name in store.names(tmp_path.name) if name.startswith("jobs")]) == 1
+    flags = [w for one in options.items() for w in ("--storage-option", "=".join(one))]
+    ended = terminal.run("pack", stored, "--dialect", "kestrel-2", *flags)
+    assert (ended.status, ended.errors) == (0, "")
+    assert [line[:2] for line in ended.table[1:-1]] == [
+        ["jobs", "60"],
+        ["other", "2"],
+        ["other~~delayed", "1"],
+    ]
+    assert held() == before
+    with pytest.raises(ValueError, match="only some files"):
+        pack(spark, f"{stored}/jo*", storage=options)
+    for file in server.queue_path.iterdir():
+        file.unlink()
+    for name in store.names(tmp_path.name):
+        (server.queue_path / name).write_bytes(store.get(f"{tmp_path.name}/{name}"))
+    server.start()
+    with Client(server.address) as again:
+        assert len(list(again.consume("jobs", idle_timeout=0))) == 60
+        assert list(again.consume("other", idle_timeout=0)) == [b"one", b"two"]
 
 
 def test_a_store_that_does_not_answer_is_a_clear_error(spark: SparkSession) -> None:

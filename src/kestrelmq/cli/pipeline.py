@@ -24,9 +24,6 @@ app: Final = typer.Typer(
     no_args_is_help=True,
 )
 
-PathArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="A queue path, or a glob of queue paths.")
-]
 JournalsArgument = Annotated[
     str,
     typer.Argument(
@@ -188,18 +185,21 @@ def verify(
 
 @app.command()
 def pack(
-    path: PathArgument,
+    path: JournalsArgument,
     *,
+    storage_option: StorageFlag = None,
     dialect: Annotated[
         DialectName, typer.Option(help="The dialect to write.")
     ] = DialectName.DOCUMENTED,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Pack the journals of all queues; no server may be using the queue path."""
+    """Pack the journals of all queues; nobody else may be using the queue path."""
     with spark_session(master, "pack") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        packed = pipelines.pack(spark, path, dialect=dialect.value)
+        packed = pipelines.pack(
+            spark, path, dialect=dialect.value, storage=_storage(storage_option)
+        )
     _table(packed, ("queue", "items", "before", "after"))
 
 

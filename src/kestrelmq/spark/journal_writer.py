@@ -52,7 +52,6 @@ from kestrelmq.spark.written_columns import session_zone
 _PATIENCE: Final = 3600.0
 """Seconds that a commit waits for the lock of the queue path: another commit may be large."""
 _PAUSE: Final = 0.05
-_PIECE: Final = 8 << 20
 
 
 class PartsWritten(WriterCommitMessage):
@@ -203,7 +202,7 @@ class StoredJob:
 
     def _upload(self, part: JournalPart) -> None:
         for path in (part.path, index_path(part.path)) if part.sequenced else (part.path,):
-            upload(path, self._work / path.name)
+            stored_writes.upload(path, self._work / path.name)
 
     def _check_complete(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         there = dict(self._work.files())
@@ -224,7 +223,7 @@ class StoredJob:
                         file.writelines((self._work / one.name).pieces())
                 local.append(replace(part, path=path))
             merged = merge_parts(local, Path(scratch) / name)
-            upload(merged.path, self._work / name)
+            stored_writes.upload(merged.path, self._work / name)
             return replace(merged, path=Path(name))
 
 
@@ -234,12 +233,6 @@ def write_parts(directory: Path, task: str, encoded: Iterable[EncodedRows]) -> l
     for rows in encoded:
         writer.write(rows)
     return writer.finish()
-
-
-def upload(path: Path, target: Location) -> None:
-    """Copy a file to a store. Raises OSError and StorageError."""
-    with open_stream(path, "rb") as file:
-        target.write_pieces(iter(lambda: file.read(_PIECE), b""))
 
 
 def check_not_served(path: JournalPath) -> None:

@@ -25,9 +25,11 @@ HDFS has a rename. There a current file is rotated first, which changes nothing,
 are those without one, and files are renamed to their places.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
+
+import pyarrow as pa
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import (
@@ -36,6 +38,7 @@ from kestrelmq.journal.names import (
     later_timestamp,
     pack_name,
     rotated_name,
+    temporary_name,
 )
 from kestrelmq.journal.records import REMOVE_RECORD, confirm_removes, save_xid
 from kestrelmq.spark.journal_commit import check_tail
@@ -80,10 +83,18 @@ class StoredJournalCommit:
         self._reached = reached
         self._files: dict[str, list[SpoolFile]] = {}
 
-    def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
+    def run(
+        self,
+        parts: Mapping[str, Sequence[JournalPart]],
+        behind: Callable[[Location], Location] | None = None,
+    ) -> None:
         """Commit the parts of each queue, given in their final order; several queues at once.
 
-        The delayed items of a queue are a queue of their own here, named as their journal.
+        Args:
+            parts: of each queue; the delayed items of a queue are a queue of their own here, named
+                as their journal.
+            behind: where a file is that `write_behind` has made of a queue's only part, if the
+                queue has rotated files and a current one; None to make it here.
 
         Raises:
             JournalError: nothing can be appended to a queue, or it is not the write's turn.
@@ -104,7 +115,8 @@ class StoredJournalCommit:
             if existing is None or not existing.files:
                 self._create(queue, mine)
             elif self._overwrite:
-                self.replace(existing, self._joined(queue, mine))
+                new = self._joined(queue, mine)
+                self._replace(existing, new, behind(new) if behind is not None else None)
             else:
                 self._append(existing, mine)
 
@@ -114,15 +126,14 @@ class StoredJournalCommit:
         }
         in_parallel(commit, sorted(parts))
 
-    def replace(self, files: QueueFiles, new: Location, behind: Location | None = None) -> None:
-        """Replace all files of a queue, already cleaned up.
+    def set_aside(self, tail: Location, name: str) -> None:
+        """Put the bytes at the end of the file `name` that are no record beside it, for good."""
+        now = self._now
+        while (self._path / (aside := temporary_name(name, "torn", now))).exists():
+            now += 1
+        self._place(tail, aside)
 
-        Args:
-            files: the files.
-            new: what replaces them, in the directory of the write.
-            behind: the same behind records that take all that the rotated files leave
-                (`write_behind`), if the queue has rotated files and a current one.
-        """
+    def _replace(self, files: QueueFiles, new: Location, behind: Location | None) -> None:
         files = self._without_current(files)
         queue, timestamp = files.queue, later_timestamp(files.rotated, self._now)
         if not files.has_current:
@@ -136,7 +147,7 @@ class StoredJournalCommit:
             if behind is None:
                 behind = self._work / f"behind-{queue}"
                 rotated = [file for file in self._files[queue] if not file.is_current]
-                write_behind(rotated, new, behind)
+                write_behind(rotated, new.pieces(), behind)
             self._place(behind, queue)
             self._put_empty(pack_name(queue, timestamp))
         self._place(new, queue)
@@ -210,14 +221,14 @@ class StoredJournalCommit:
         self._reached(f"deleted {name}")
 
 
-def write_behind(rotated: Sequence[SpoolFile], new: Location, target: Location) -> None:
-    """Write `new` to `target`, behind records that take all that the rotated files leave.
+def write_behind(rotated: Sequence[SpoolFile], new: Iterable[pa.Buffer], target: Location) -> None:
+    """Write a new file to `target`, behind records that take all that the rotated files leave.
 
     Raises:
         DamagedJournal: one of the files is damaged.
         StorageError: the store cannot be reached, or refuses.
     """
-    target.write_pieces(chain(_taking_all(rotated), new.pieces()))
+    target.write_pieces(chain(_taking_all(rotated), new))
 
 
 def _taking_all(files: Sequence[SpoolFile]) -> Iterator[bytes]:

@@ -19,15 +19,16 @@ finds that out before its next step, and stops.
 """
 
 import contextlib
-import os
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event, Thread
 from typing import Final
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import JournalError, QueuePathLocked, StorageError
+from kestrelmq.journal.files import open_stream
 from kestrelmq.journal.write_directories import (
     WRITE_MARK,
     WriteOwner,
@@ -41,6 +42,7 @@ _BEGUN: Final = "begun"
 _COMMITTING: Final = "committing"
 _PATIENCE: Final = 3600.0
 """Seconds to wait for other commits: they may be large."""
+_PIECE: Final = 8 << 20
 _PERIOD: Final = 60.0
 """Seconds after which `committing` is written anew."""
 _LONGEST_SILENCE: Final = 900.0
@@ -172,6 +174,7 @@ def _is_dead(name: str, found: StoredFile, mine: StoredFile) -> bool:
     return (mine.changed - found.changed) / 1e9 > _LONGEST_SILENCE
 
 
-def this_process() -> WriteOwner:
-    """Return this process as the owner of writes."""
-    return WriteOwner.of(os.getpid())
+def upload(path: Path, target: Location) -> None:
+    """Copy a file to a store. Raises OSError and StorageError."""
+    with open_stream(path, "rb") as file:
+        target.write_pieces(iter(lambda: file.read(_PIECE), b""))

@@ -1,5 +1,6 @@
 """Commit of a write to a store: a crash behind any step leaves each queue as it was or shall be."""
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.support.object_store import BUCKET, ObjectStore
 
 ELSEWHERE = WriteOwner("0" * 8, "1" * 8, 7, 8)
 """A process of another machine."""
+HERE = WriteOwner.of(os.getpid())
 ENDED = WriteOwner.of(2**22 + 1)
 """One of this machine that does not run."""
 
@@ -192,7 +194,7 @@ def test_nothing_is_put_behind_an_end_that_is_not_one(
 def test_one_write_commits_at_a_time(store: ObjectStore, tmp_path: Path) -> None:
     """Who sees another one waits, and leaves no mark; the error says what to delete."""
     path = at(store, tmp_path.name)
-    first, second = (begin(path, stored_writes.this_process()) for _ in range(2))
+    first, second = (begin(path, HERE) for _ in range(2))
     turn = CommitTurn(first)
     turn.acquire()
 
@@ -211,9 +213,7 @@ def test_a_driver_that_ended_has_no_turn(
 ) -> None:
     """One of this machine at once; another when its mark is old, and it finds that out."""
     path = at(store, tmp_path.name)
-    ended, elsewhere, mine = (
-        begin(path, owner) for owner in (ENDED, ELSEWHERE, stored_writes.this_process())
-    )
+    ended, elsewhere, mine = (begin(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
     (ended / "committing").write(b"")
     turn = CommitTurn(mine)
     turn.acquire()
@@ -236,9 +236,7 @@ def test_what_killed_writes_left_goes(
 ) -> None:
     """If the process has ended, or nothing has changed for a day; a running one is left alone."""
     path = at(store, tmp_path.name)
-    _, elsewhere, mine = (
-        begin(path, owner) for owner in (ENDED, ELSEWHERE, stored_writes.this_process())
-    )
+    _, elsewhere, mine = (begin(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
     (path / f"{WRITE_MARK}unknown" / "part").write(b"x")
     remove_abandoned(path)
     assert store.names(tmp_path.name) == sorted([elsewhere.name, mine.name])

@@ -1,32 +1,48 @@
 """`pack`: pack the journals of many queues offline, in parallel, one task for each queue.
 
-The journal of a queue is replaced at a single rename. A crash leaves each queue either packed or
-unchanged, and may leave a directory `~~write-...`, which the next write or server start removes.
-No server may run on the queue path.
+The journal of a queue is replaced at a single rename; in a store, at the steps of `stored_commit`.
+A crash leaves each queue either packed or unchanged, and may leave a directory `~~write-...`, which
+the next write or server start removes. No server may run on the queue path, and nobody may write to
+one in a store meanwhile, except with Spark, which waits.
+
+Of a queue path in a store, a task has the files of its queue on the disk of its machine meanwhile,
+and the packed file.
 """
 
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import JournalError
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped, open_stream
 from kestrelmq.journal.loading import save_tail
+from kestrelmq.journal.names import delayed_name
 from kestrelmq.journal.pack import write_packed
 from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.write_directories import WriteOwner
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.spark import stored_writes
 from kestrelmq.spark.journal_commit import JournalCommit
 from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.spool import list_files, list_spool
-from kestrelmq.spark.storage import local_path
+from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
+from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.stored_commit import StoredJournalCommit, write_behind
+from kestrelmq.spark.stored_writes import CommitTurn, upload
+from kestrelmq.spark.trees import JournalPath
+
+_BEHIND: Final = "-behind"
+_TORN: Final = "-torn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +68,11 @@ class _PackedJournal:
 
 def pack(
     spark: SparkSession,
-    path: str,
+    path: JournalPath,
     *,
     dialect: Dialect = "documented",
     clock: Clock | None = None,
+    storage: Mapping[str, str] | None = None,
 ) -> list[PackedQueue]:
     """Pack the journals of every queue of `path`; a server then loads the same queues.
 
@@ -66,23 +83,23 @@ def pack(
         path: a queue path, or a glob of queue paths.
         dialect: the dialect to write: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
         clock: gives the files' timestamps; by default the machine's clock.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Raises:
-        QueuePathLocked: a server uses the queue path.
+        QueuePathLocked: a server uses the queue path, or another write to a store takes too long.
         ValueError: `path` matches only some files of a queue path.
     """
-    path = local_path(path)
+    path = located(path, storage)
     now = (clock or SystemClock()).now()
+    if isinstance(path, Location):
+        return _pack_stored(spark, path, dialect, now)
     with ExitStack() as locks:
         spools = sorted({Path(file.spool) for file in list_files(path)})
         for spool in spools:
             lock = QueuePathLock(spool)
             lock.acquire()
             locks.callback(lock.release)
-        if len(list_files(path)) < sum(len(list_spool(str(spool))) for spool in spools):
-            raise ValueError(
-                f"{path} matches only some files of a queue path; packing needs all of them"
-            )
+        _check_whole(path, map(str, spools))
         work: dict[Path, Path] = {}
         for spool in spools:
             write_directories.remove_abandoned(spool)
@@ -95,6 +112,13 @@ def pack(
         for name, group in groupby(written, key=lambda one: one.packed.spool):
             _commit(Path(name), work[Path(name)], list(group), now)
     return [one.packed for one in written]
+
+
+def _check_whole(path: JournalPath, spools: Iterable[JournalPath]) -> None:
+    if len(list_files(path)) < sum(len(list_spool(spool)) for spool in spools):
+        raise ValueError(
+            f"{path} matches only some files of a queue path; packing needs all of them"
+        )
 
 
 def _write(queue: SelectedQueue, target: Path, dialect: Dialect) -> _PackedJournal:
@@ -119,3 +143,99 @@ def _commit(spool: Path, work: Path, done: list[_PackedJournal], now: int) -> No
                 save_tail(directory, one.last, buffer, one.torn, now)
     parts = {one.packed.queue: [one.part] for one in done}
     JournalCommit(directory, work, now, overwrite=True).run(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTask:
+    """A queue of a queue path in a store, or the delayed items of one.
+
+    Attributes:
+        files: its files.
+        delayed: those of its delayed items.
+        target: where to write the packed journal, in the directory of the write.
+    """
+
+    files: tuple[SpoolFile, ...]
+    delayed: tuple[SpoolFile, ...]
+    target: Location
+
+
+def _pack_stored(
+    spark: SparkSession, path: Location, dialect: Dialect, now: int
+) -> list[PackedQueue]:
+    places = {file.location.parent for file in list_files(path) if file.location is not None}
+    with ExitStack() as ends:
+        turns: dict[Location, CommitTurn] = {}
+        for spool in sorted(places, key=str):
+            stored_writes.remove_abandoned(spool)
+            work = stored_writes.begin(spool, WriteOwner.of(os.getpid()))
+            ends.callback(work.delete_tree)
+            turns[work] = CommitTurn(work)
+            turns[work].acquire()
+            ends.callback(turns[work].release)
+        _check_whole(path, places)
+        tasks = [task for work in turns for task in _stored_tasks(work)]
+        written = map_on(spark, lambda task: _write_stored(task, dialect), tasks)
+        for work, turn in turns.items():
+            commit = StoredJournalCommit(work, now, overwrite=True, check=turn.check)
+            done = [one for one in written if one.packed.spool == str(work.parent)]
+            _commit_stored(commit, work, done)
+    return [one.packed for one in written]
+
+
+def _commit_stored(
+    commit: StoredJournalCommit, work: Location, done: Iterable[_PackedJournal]
+) -> None:
+    parts = {}
+    for one in done:
+        parts[one.packed.queue] = [one.part]
+        if one.torn is not None:
+            commit.set_aside(_beside(work / one.part.path.name, _TORN), one.last)
+    commit.run(parts, behind=lambda part: _beside(part, _BEHIND))
+
+
+def _stored_tasks(work: Location) -> list[_StoredTask]:
+    listed = list_files(work.parent, delayed=True)
+    queues = {files[0].queue: tuple(files) for files in by_queue(listed)}
+    return [
+        _StoredTask(files, queues.get(delayed_name(queue), ()), work / str(place))
+        for place, (queue, files) in enumerate(queues.items())
+    ]
+
+
+def _beside(part: Location, what: str) -> Location:
+    return part.parent / f"{part.name}{what}"
+
+
+def _write_stored(task: _StoredTask, dialect: Dialect) -> _PackedJournal:
+    """Pack the journal of a queue on the disk of this machine."""
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch, "queues")
+        path.mkdir()
+        for file in (*task.files, *task.delayed):
+            _fetch(file, path / file.name_in_spool)
+        queue = task.files[0].queue
+        selected = next(one for one in select([path]) if one.queue == queue)
+        written = _write(selected, Path(scratch, task.target.name), dialect)
+        upload(written.part.path, task.target)
+        files = [file for file in list_files(str(path), delayed=True) if file.queue == queue]
+        rotated = [file for file in files if not file.is_current]
+        if rotated and len(rotated) < len(files):
+            write_behind(rotated, task.target.pieces(), _beside(task.target, _BEHIND))
+        if written.torn is not None:
+            with mapped(path / written.last) as buffer:
+                tail = save_tail(DiskDirectory(path), written.last, buffer, written.torn, 0)
+            upload(path / tail, _beside(task.target, _TORN))
+    return replace(
+        written,
+        packed=replace(written.packed, spool=task.files[0].spool),
+        part=replace(written.part, path=Path(task.target.name)),
+    )
+
+
+def _fetch(file: SpoolFile, path: Path) -> None:
+    assert file.location is not None  # noqa: S101 # it is in a store
+    with open_stream(path, "wb") as copy:
+        copy.writelines(file.location.pieces())
+    if path.stat().st_size != file.size:
+        raise JournalError(f"{file.path} was changed while it was packed: nothing was packed")
