@@ -108,6 +108,34 @@ def test_a_table_of_no_rows_and_live_servers(
         restore(spark, at(store, "nowhere"), str(tmp_path / "back"))
 
 
+def test_tables_are_read_by_a_glob(spark: SparkSession, store: ObjectStore, tmp_path: Path) -> None:
+    """Several tables, some directories of one, single files; not what readers ignore."""
+    name = tmp_path.name
+    for place in ("one", "two"):
+        for queue in ("a1", "a2", "b[1]"):
+            write(tmp_path / place / queue, adds([f"{place} {queue}".encode()]))
+        replay(spark, str(tmp_path / place), at(store, f"{name}/{place}"))
+    write(tmp_path / "empty" / "q", [*adds([b"gone"]), Remove()])
+    replay(spark, str(tmp_path / "empty"), at(store, f"{name}/zero"))
+    store.put(f"{name}/one/_ignored/queue=a1/x.parquet", b"no table")
+
+    def restored(pattern: str) -> dict[str, list[bytes]]:
+        back = tmp_path / f"back {pattern.replace('/', ' ')}"
+        source = f"s3://{BUCKET}/{name}/{pattern}"
+        items = restore(spark, source, str(back), storage=store.options)
+        found = {queue: sorted(item.data for item in items) for queue, items in load(back).items()}
+        assert items == sum(map(len, found.values()))
+        return found
+
+    whole = {queue: [f"{one} {queue}".encode() for one in ("one", "two")] for queue in ("a1", "a2")}
+    assert restored("*") == {**whole, "b[1]": [b"one b[1]", b"two b[1]"]}
+    assert restored("*/queue=a*") == whole
+    assert restored("one/queue=[ab]1/*.parquet") == {"a1": [b"one a1"]}
+    assert restored("z*") == {}
+    with pytest.raises(FileNotFoundError, match=r"none\*: there is no Parquet table"):
+        restored("none*")
+
+
 def test_attempts_that_do_not_count_leave_nothing(store: ObjectStore) -> None:
     """Only what the driver was told is in the table; a file that comes too late is not, either."""
     table = at(store, "attempts")

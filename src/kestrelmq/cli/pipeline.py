@@ -316,7 +316,8 @@ def restore(  # noqa: PLR0913 # one for each flag
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TABLE", help="The output of replay, history or archive: a path or a URI."
+            metavar="TABLE",
+            help="The output of replay, history or archive: a path, a URI, or a glob.",
         ),
     ],
     *,

@@ -27,11 +27,11 @@ from kestrelmq.spark.planning import (
     to_text,
 )
 from kestrelmq.spark.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
-from kestrelmq.spark.spool import SpoolFile, is_pattern, list_files
+from kestrelmq.spark.spool import SpoolFile, list_files
 from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.stored_tables import NULL_NAME, read_table, write_table
 from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
-from kestrelmq.spark.trees import JournalPath
+from kestrelmq.spark.trees import LOCAL, JournalPath, is_pattern
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -178,7 +178,7 @@ def read_parquet(
     if isinstance(path, Location):
         return read_table(spark, path, schema)
     reader = spark.read if schema is None else spark.read.schema(schema)
-    globs = is_pattern(path.removeprefix("file:"))
+    globs = is_pattern(LOCAL, path.removeprefix("file:"))
     return reader.option(_GLOBS, "true" if globs else "false").parquet(path)
 
 

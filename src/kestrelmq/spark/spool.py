@@ -5,7 +5,6 @@ in a store. A path that exists under exactly that name is not a glob, whatever c
 Sizes are those at the time of the listing: what is appended later belongs to the next listing.
 """
 
-import glob
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,14 @@ from kestrelmq.journal.names import (
     parse_name,
 )
 from kestrelmq.spark.storage import Location, local_path, located
-from kestrelmq.spark.trees import LOCAL, FileStatus, FileTree, JournalPath, tree_of
+from kestrelmq.spark.trees import (
+    FileStatus,
+    FileTree,
+    JournalPath,
+    fixed_part,
+    is_pattern,
+    tree_of,
+)
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -129,11 +135,6 @@ class Following:
     missing: frozenset[str]
 
 
-def is_pattern(path: str) -> bool:
-    """Whether a path of the file system is a glob; one that exists under that name is not."""
-    return _is_pattern(LOCAL, path)
-
-
 def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
 
@@ -145,9 +146,9 @@ def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile
         StorageError: the store cannot be reached, or refuses.
     """
     tree, path = tree_of(pattern)
-    is_glob = _is_pattern(tree, path)
+    is_glob = is_pattern(tree, path)
     files: list[SpoolFile] = []
-    root = _fixed_part(tree, path)
+    root = fixed_part(tree, path)
     single: dict[str, list[str]] = {}
     for found in _matches(tree, path, delayed=delayed):
         absolute = os.path.abspath(found)  # noqa: PTH100 # does not resolve links: names matter
@@ -221,7 +222,7 @@ def follow(pattern: JournalPath, known: Collection[QueueKey] = ()) -> Following:
     tree, path = tree_of(pattern)
     if known and _is_gone(tree, path):
         return Following({}, frozenset(key.place for key in known))
-    root = _fixed_part(tree, path)
+    root = fixed_part(tree, path)
     wanted = _wanted(tree, path, is_required=not known)
     spools = {key.place: os.path.normpath(f"{root}/{key.place}") for key in known}
     # An empty directory is what a file system that is not mounted leaves: a queue path has a lock.
@@ -245,7 +246,7 @@ def follow(pattern: JournalPath, known: Collection[QueueKey] = ()) -> Following:
 
 def _is_gone(tree: FileTree, pattern: str) -> bool:
     """Whether a path that is no glob is not there, and is no file that has a new name by now."""
-    if _is_pattern(tree, pattern) or tree.exists(pattern):
+    if is_pattern(tree, pattern) or tree.exists(pattern):
         return False
     parent, name = os.path.split(os.path.abspath(pattern))  # noqa: PTH100 # as above
     names = tree.names(parent) if tree.is_directory(parent) else []
@@ -339,27 +340,13 @@ def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
         yield list(group)
 
 
-def _is_pattern(tree: FileTree, path: str) -> bool:
-    return glob.has_magic(path) and not tree.exists(path)
-
-
-def _fixed_part(tree: FileTree, pattern: str) -> str:
-    """Return the directory that holds all that `pattern` can match; `pattern` if that is one."""
-    absolute = os.path.abspath(pattern)  # noqa: PTH100 # as above
-    if _is_pattern(tree, pattern):
-        parts = absolute.split("/")
-        first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-        return "/".join(parts[:first]) or "/"
-    return absolute if tree.is_directory(absolute) else os.path.dirname(absolute)  # noqa: PTH120
-
-
 def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str]:
     """Return the directories and files that `pattern`, a path in `tree`, means.
 
     Raises:
         FileNotFoundError: nothing matches.
     """
-    is_glob = _is_pattern(tree, pattern)
+    is_glob = is_pattern(tree, pattern)
     matches = tree.glob(pattern) if is_glob else [pattern]
     paths = [path for path in matches if not (is_glob and _is_side_file(Path(path).name, delayed))]
     found = [path for path in paths if tree.exists(path)]

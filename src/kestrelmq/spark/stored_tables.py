@@ -57,6 +57,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kestrelmq.errors import ConfigError, KestrelError, StorageError
 from kestrelmq.spark.storage import Location, in_parallel, located, storage_options
 from kestrelmq.spark.tables import arrow_schema
+from kestrelmq.spark.trees import StoreTree, fixed_part, is_pattern
 
 STORED_TABLE_FORMAT: Final = "kestrel.stored_table"
 BATCHES: Final = "_batches"
@@ -267,10 +268,11 @@ class StoredBatchOfTable:
 
 
 class _FilesToRead(InputPartition):
-    """What one task reads: files, relative to the table's directory."""
+    """What one task reads: files, relative to the directory `base`."""
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, base: Location, files: Sequence[str]) -> None:
         super().__init__(None)
+        self.base = base
         self.files = tuple(files)
 
 
@@ -285,13 +287,14 @@ class StoredTableReader(DataSourceReader):
         """Return the files of the table; small ones share a partition."""
         groups: list[list[str]] = []
         room = 0
-        for file, size in _sizes(self._location):
+        base, found = _found(self._location)
+        for file, size in found:
             if size > room or not groups:
                 groups.append([])
                 room = _PARTITION_BYTES
             groups[-1].append(file)
             room -= size
-        return [_FilesToRead(group) for group in groups]
+        return [_FilesToRead(base, group) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some files."""
@@ -299,7 +302,7 @@ class StoredTableReader(DataSourceReader):
             return
         for file in partition.files:
             values = _values(file)
-            with _at(self._location, file).open() as opened:
+            with _at(partition.base, file).open() as opened:
                 for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS):
                     yield self._conformed(batch, values)
 
@@ -406,8 +409,8 @@ def read_table(
 ) -> DataFrame:
     """Return a Parquet table of a store, or a single file.
 
-    Without `schema` the columns are those of its first file, and, as text, those by which it is
-    partitioned.
+    The location may be a glob of tables, of directories in one, or of files. Without `schema` the
+    columns are those of the first file, and, as text, those by which the table is partitioned.
 
     Raises:
         FileNotFoundError: there is no table.
@@ -458,18 +461,45 @@ def table_schema(location: Location) -> StructType:
     Raises:
         FileNotFoundError: there is no table.
     """
-    files = [file for file, _ in _sizes(location)]
+    base, files = _found(location)
     if not files:
         raise FileNotFoundError(f"{location}: there is no Parquet table")
-    with _at(location, files[0]).open() as opened:
+    first, _ = files[0]
+    with _at(base, first).open() as opened:
         found = from_arrow_schema(pq.ParquetFile(opened).schema_arrow)
-    named = [StructField(name, StringType()) for name in _values(files[0])]
+    named = [StructField(name, StringType()) for name in _values(first)]
     return StructType([*found, *named])
 
 
 def is_without_rows(location: Location) -> bool:
-    """Whether a table was written, but has no Parquet file."""
-    return (location / SUCCESS).exists() and not table_files(location)
+    """Whether a table was written, or the tables of a glob, but has no Parquet file."""
+    _, places = _matches(location)
+    return not _found(location)[1] and any((place / SUCCESS).exists() for place in places)
+
+
+def _matches(location: Location) -> tuple[Location, list[Location]]:
+    """Return the tables that a location means, which may be a glob, and what they are all in."""
+    tree, path = StoreTree(location), f"/{location.path}"
+    if not is_pattern(tree, path):
+        return location, [location]
+    return tree.location(fixed_part(tree, path)), [tree.location(one) for one in tree.glob(path)]
+
+
+def _found(location: Location) -> tuple[Location, list[tuple[str, int]]]:
+    """Return a directory, and the Parquet files in it, with their sizes, that a location means.
+
+    Of a glob it is the directory that all it can match is in. So the names have all parts that say
+    in which directory of a table a file is.
+    """
+    base, places = _matches(location)
+    found = []
+    for place in places:
+        inside = place.path.removeprefix(base.path).strip("/")
+        for name, size in _sizes(place):
+            file = f"{inside}/{name}".strip("/")
+            if not any(map(_is_ignored, file.split("/"))):
+                found.append((file, size))
+    return base, found
 
 
 def _at(location: Location, file: str) -> Location:

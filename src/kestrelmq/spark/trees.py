@@ -185,3 +185,18 @@ def tree_of(path: JournalPath) -> tuple[FileTree, str]:
     if isinstance(found, Location):
         return StoreTree(found), f"/{found.path}"
     return LOCAL, found
+
+
+def is_pattern(tree: FileTree, path: str) -> bool:
+    """Whether a path is a glob; one that exists under exactly that name is not."""
+    return glob.has_magic(path) and not tree.exists(path)
+
+
+def fixed_part(tree: FileTree, pattern: str) -> str:
+    """Return the directory that holds all that `pattern` can match; `pattern` if that is one."""
+    absolute = os.path.abspath(pattern)  # noqa: PTH100 # does not resolve links: names matter
+    if is_pattern(tree, pattern):
+        parts = absolute.split("/")
+        first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        return "/".join(parts[:first]) or "/"
+    return absolute if tree.is_directory(absolute) else os.path.dirname(absolute)  # noqa: PTH120
