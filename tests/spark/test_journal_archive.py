@@ -1,5 +1,6 @@
 """The archive of what is added to queues, made from their journals."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -34,10 +35,13 @@ from kestrelmq.spark.pipelines import (
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from tests.spark.spools import NOW, load, write
+from tests.spark.test_commands import Terminal
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
 
 COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+"""What makes Spark start sooner; see `kestrelmq.spark.session`."""
 CONFIG = """\
 [default]
 max_memory_size = "20 KiB"
@@ -161,21 +165,29 @@ def test_an_archive_belongs_to_its_journals(spark: SparkSession, tmp_path: Path)
 
 
 def test_the_command_follows_until_it_is_told_to_end(
-    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+    spark: SparkSession,
+    server: ServerProcess,
+    client: Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Killed or ended, and started again: each item once."""
     output = tmp_path / "table"
-    words = [*COMMAND, "archive", "work", "--journals", str(server.queue_path), "-o", str(output)]
-    words += ["--master", "local[1]"]
+    words = ["archive", "work", "--journals", str(server.queue_path), "-o", str(output)]
     sent = [b"%d" % number for number in range(40)]
     client.put("other", b"not wanted")
-    for place, number in ((20, signal.SIGKILL), (40, signal.SIGTERM)):
-        client.put_many("work", sent[place - 20 : place])
-        following = subprocess.Popen([*words, "--follow", "--every", "1 second"])
-        until(lambda place=place: len(items_in(spark, output)) == place, pause=1)  # type: ignore[misc]
+    for batch, number in enumerate((signal.SIGKILL, signal.SIGTERM)):
+        client.put_many("work", sent[batch * 20 : batch * 20 + 20])
+        following = subprocess.Popen(
+            [*COMMAND, *words, "--master", "local[1]", "--follow", "--every", "1 second"],
+            env=os.environ | QUICK_JAVA,
+        )
+        # To ask Spark for the items again and again would slow the command down.
+        until(lambda batch=batch: (output / "_spark_metadata" / str(batch)).exists())  # type: ignore[misc]
         following.send_signal(number)
         assert following.wait() == (0 if number is signal.SIGTERM else -number)
-    ended = subprocess.run(words, check=True, capture_output=True, text=True)
-    assert ended.stdout.splitlines()[-1].split() == ["work", "40", "70"]
+        assert items_in(spark, output) == sent[: batch * 20 + 20]
+    ended = Terminal(capsys).run(*words)
+    assert (ended.status, ended.table[-1]) == (0, ["work", "40", "70"])
     assert items_in(spark, output) == sent
     assert client.get("work") == b"0"
