@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError, StorageError
-from kestrelmq.journal.records import encode
+from kestrelmq.journal.records import Remove, encode
 from kestrelmq.spark.pipelines import (
     JournalArchiveOptions,
     archive_journals,
@@ -274,23 +274,46 @@ def test_a_store_that_does_not_answer_is_a_clear_error(spark: SparkSession) -> N
         verify(spark, "s3://bucket/spool", storage=options)
 
 
+@pytest.mark.parametrize("place", ["store", "file URL"])
+def test_the_commands_take_uris(
+    terminal: Terminal, store: ObjectStore, tmp_path: Path, place: str
+) -> None:
+    """Of journals, and of what is written; storage options are for URIs of stores."""
+    write(tmp_path / "spool" / "jobs.5", adds([b"1", b"2"]))
+    write(tmp_path / "spool" / "jobs", [Remove(), *adds([b"3"])])
+    if place == "store":
+        root = store.copy(tmp_path / "spool", f"{tmp_path.name}/spool").removesuffix("/spool")
+    else:
+        root = f"file://{tmp_path}"
+    flags = [w for one in store.options.items() for w in ("--storage-option", "=".join(one))]
+    shown = root.removeprefix("file://")
+
+    def table(*words: str) -> list[list[str]]:
+        ended = terminal.run(*words, *flags)
+        assert (ended.status, ended.errors) == (0, "")
+        return ended.table
+
+    spool, out = f"{root}/spool", f"{root}/out"
+    assert table("verify", spool)[1:] == [
+        [f"{shown}/spool/jobs.5", "44", "2", "good"],
+        [f"{shown}/spool/jobs", "23", "2", "good"],
+    ]
+    told = [["jobs", "live", "2"], ["jobs", "removed", "1"]]
+    assert table("history", spool, "-o", f"{out}/history")[1:] == told
+    assert table("replay", spool, "-o", f"{out}/contents")[1][:2] == ["jobs", "2"]
+    assert table("report", spool, "-o", f"{out}/report")[-1] == [f"{shown}/out/report/report.html"]
+    assert table("pack", spool)[1][:2] == ["jobs", "2"]
+    assert table("restore", f"{out}/c*", "-o", f"{root}/back")[-1] == [f"{root}/back", "2"]
+    assert table("replay", f"{root}/b*", "-o", f"{out}/again")[1][:2] == ["jobs", "2"]
+
+
 def test_the_commands_take_storage_options(
     terminal: Terminal, store: ObjectStore, tmp_path: Path
 ) -> None:
     """Each as NAME=VALUE; what is wrong is named without its value."""
     write(tmp_path / "jobs", adds([b"1", b"2"]))
     place = store.copy(tmp_path, tmp_path.name)
-    flags = [
-        word
-        for name, value in store.options.items()
-        for word in ("--storage-option", f"{name}={value}")
-    ]
 
-    checked = terminal.run("verify", place, *flags)
-    assert (checked.status, checked.errors) == (0, "")
-    assert checked.table[-1] == [f"{place}/jobs", "44", "2", "good"]
-    told = terminal.run("history", place, "--output", tmp_path / "out", *flags)
-    assert (told.status, told.table[-1]) == (0, ["jobs", "live", "2"])
     wrong = terminal.run("verify", place, "--storage-option", SECRET_KEY)
     assert wrong.status == 2
     assert "NAME=VALUE" in wrong.errors
