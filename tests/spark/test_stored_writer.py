@@ -1,6 +1,7 @@
 """`kestrel.journal` written to a store: queues that a server loads once they are on its disk."""
 
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from pyspark.errors import PySparkException
@@ -14,9 +15,10 @@ from kestrelmq.spark import stored_writes
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from kestrelmq.spark.storage import Location, located
+from tests.spark.processes import SparkProcess
 from tests.spark.test_commands import Terminal
 from tests.spark.test_journal_writer import data as data_in
-from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
+from tests.support.object_store import ACCESS_KEY, BUCKET, SECRET_KEY, ObjectStore
 from tests.support.server import running_server
 
 HOUR = 3_600_000
@@ -147,6 +149,27 @@ def test_what_was_left_goes_with_the_next_write(
     there = store.names(tmp_path.name)
     assert [name.partition(".")[0] for name in there] == ["half", "q"]
     assert store.get(f"{tmp_path.name}/{there[0]}") == b""
+
+
+def test_what_a_killed_driver_left_goes_with_the_next_write(
+    spark: SparkSession, store: ObjectStore, tmp_path: Path
+) -> None:
+    """While it runs, another write leaves it alone."""
+    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
+    name, secret = tmp_path.name, quote(SECRET_KEY, safe="")
+    options = f"endpoint_override={store.endpoint}&scheme=http&region=us-east-1"
+    uri = f"s3://{ACCESS_KEY}:{secret}@{BUCKET}/{name}?{options}"
+    killed = SparkProcess("tests.spark.write_session", tmp_path, uri)
+    try:
+        killed.wait_until_reached()
+        (left,) = store.names(name)
+        save(rows, store, name)
+        assert left in store.names(name)
+    finally:
+        killed.kill9()
+    save(rows, store, name)
+    assert left not in store.names(name)
+    assert data_in(fetch(store, name, tmp_path / "copy")) == {"a": [b"2", b"2"]}
 
 
 @pytest.mark.parametrize("place", ["store", "file URL"])

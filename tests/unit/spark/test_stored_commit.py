@@ -1,11 +1,14 @@
 """Commit of a write to a store: a crash behind any step leaves each queue as it was or shall be."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.journal import write_directories
@@ -19,7 +22,7 @@ from kestrelmq.journal.records import (
     encode,
 )
 from kestrelmq.journal.write_directories import WRITE_MARK, WriteOwner
-from kestrelmq.spark import stored_writes
+from kestrelmq.spark import storage, stored_writes
 from kestrelmq.spark.journal_parts import JournalPart
 from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.stored_commit import StoredJournalCommit
@@ -38,11 +41,58 @@ class Crash(Exception):  # noqa: N818 # no error: the end of a process
     """The machine stops here."""
 
 
-def at(store: ObjectStore, path: str) -> Location:
-    """Return a location in the bucket."""
+def at(store: "ObjectStore | RenamingStore", path: str) -> Location:
+    """Return a location in the store."""
+    if isinstance(store, RenamingStore):
+        return store.at(path)
     found = located(f"s3://{BUCKET}/{path}", store.options)
     assert isinstance(found, Location)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RenamingStore:
+    """Stands for HDFS, which needs a cluster and Java's libraries: a directory, for `pyarrow.fs`.
+
+    What counts is that it has renames, and that a file that is written is there at once.
+    """
+
+    root: Path
+
+    def at(self, path: str) -> Location:
+        """Return a location in it."""
+        return Location("hdfs", "host", path)
+
+    def copy(self, directory: Path, path: str) -> str:
+        """Copy the files of a directory."""
+        shutil.copytree(directory, self.root / path)
+        return f"hdfs://host/{path}"
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a directory."""
+        return sorted(one.name for one in (self.root / path).iterdir())
+
+    def get(self, path: str) -> bytes:
+        """Return the bytes of a file."""
+        return (self.root / path).read_bytes()
+
+
+@pytest.fixture
+def renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RenamingStore:
+    """Return a store with renames."""
+    root = tmp_path / "renaming"
+    root.mkdir()
+    system = fs.SubTreeFileSystem(str(root), fs.LocalFileSystem())
+    monkeypatch.setattr(storage, "_made", lambda *_: system)
+    move = Location.move
+
+    def move_alone(self: Location, target: Location) -> None:
+        assert not target.exists()
+        move(self, target)
+
+    monkeypatch.setattr(Location, "move", move_alone)
+    monkeypatch.delattr(Location, "copy")
+    return RenamingStore(root)
 
 
 def nothing(spool: Path) -> None:
@@ -82,7 +132,7 @@ def upload_parts(work: Location, contents: Sequence[Sequence[Record]]) -> list[J
     return made
 
 
-def items(store: ObjectStore, path: str, scratch: Path) -> list[bytes]:
+def items(store: ObjectStore | RenamingStore, path: str, scratch: Path) -> list[bytes]:
     """Return what a server loads of `q` when the files were copied to its disk."""
     for name in store.names(path):
         if "~~" not in name:
@@ -90,11 +140,12 @@ def items(store: ObjectStore, path: str, scratch: Path) -> list[bytes]:
     return [item.data for item in load(scratch).get("q", [])] if scratch.exists() else []
 
 
+BEFORE = [nothing, rotated_and_current, only_rotated, only_current, a_pack_to_clean_up]
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("part_count", [1, 2])
-@pytest.mark.parametrize(
-    "before", [nothing, rotated_and_current, only_rotated, only_current, a_pack_to_clean_up]
-)
+@pytest.mark.parametrize("before", BEFORE)
 def test_a_crash_behind_any_step_leaves_all_or_nothing(
     store: ObjectStore,
     tmp_path: Path,
@@ -103,6 +154,32 @@ def test_a_crash_behind_any_step_leaves_all_or_nothing(
     overwrite: bool,  # noqa: FBT001
 ) -> None:
     """However far the commit got: the old contents, or the new; a second try leaves no rest."""
+    crash_behind_each_step(store, tmp_path, before, part_count, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("part_count", [1, 2])
+@pytest.mark.parametrize("before", BEFORE)
+def test_so_it_is_in_a_store_with_renames(
+    renaming: RenamingStore,
+    tmp_path: Path,
+    before: Callable[[Path], None],
+    part_count: int,
+    overwrite: bool,  # noqa: FBT001
+) -> None:
+    """No file is replaced there, because that takes two steps."""
+    crash_behind_each_step(renaming, tmp_path, before, part_count, overwrite=overwrite)
+
+
+def crash_behind_each_step(
+    store: ObjectStore | RenamingStore,
+    tmp_path: Path,
+    before: Callable[[Path], None],
+    part_count: int,
+    *,
+    overwrite: bool,
+) -> None:
+    """Commit, and crash behind the first step, the second, and so on."""
     new = [b"new%d" % number for number in range(part_count)]
     contents = [adds([item]) for item in new]
     (tmp_path / "before").mkdir()
