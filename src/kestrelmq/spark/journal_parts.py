@@ -1,16 +1,17 @@
 """Parts: the files that the tasks of a write make in the queue path before it is committed.
 
 All parts of a job are in one directory of the queue path, `~~write-...`, which the driver creates
-and servers ignore. A part holds the records of one queue from one task. If the rows have sequence
-numbers, the part is in their order, and an index file beside it has the sequence number and the
-length of each record. A job that crashes leaves its directory, and nothing else.
+and servers ignore. A part holds records of one queue from one task, about 1 GiB of them at most. If
+the rows have sequence numbers, the part is in their order, and an index file beside it has the
+sequence number and the length of each record. A job that crashes leaves its directory, and nothing
+else.
 """
 
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -26,6 +27,8 @@ _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])
 _OPEN_FILES: Final = 100
 _MERGED_AT_ONCE: Final = 10_000
 _BUFFERED: Final = 1 << 16
+_PART_BYTES: Final = 1 << 30
+"""Bytes of a part after which another one is begun: a store copies no very large files at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class PartWriter:
         """Write to `directory`, which exists; `task` identifies this attempt of the task."""
         self._directory = directory
         self._task = task
-        self._parts: dict[str, JournalPart] = {}
+        self._count = count()
+        # The parts of each queue; the last one is being written.
+        self._parts: dict[str, list[JournalPart]] = {}
         self._handles: OrderedDict[Path, BinaryIO] = OrderedDict()
 
     def write(self, encoded: EncodedRows) -> None:
@@ -75,26 +80,29 @@ class PartWriter:
                 part = self._index(
                     part, encoded.sequences[begin:end], encoded.offsets[begin : end + 1]
                 )
-            self._parts[queue] = part
+            self._parts[queue][-1] = part
 
     def finish(self) -> list[JournalPart]:
-        """Sort every part that is not in order, sync all parts, and return them."""
+        """Bring the parts of each queue into order, sync all parts, and return them."""
         for path in list(self._handles):
             self._handles.pop(path).close()
         finished = []
-        for part in self._parts.values():
-            if not part.ordered:
-                finished.append(merge_parts([part], part.path.with_suffix(".sorted")))
+        for parts in self._parts.values():
+            ordered = in_order(parts) if all(part.ordered for part in parts) else None
+            if ordered is None:
+                ordered = [merge_parts(parts, parts[0].path.with_suffix(".sorted"))]
             else:
-                sync_path(part.path)
-                finished.append(part)
+                for part in ordered:
+                    sync_path(part.path)
+            finished += ordered
         return finished
 
     def _part(self, queue: str) -> JournalPart:
-        if queue not in self._parts:
-            path = self._directory / f"{self._task}-{len(self._parts)}"
-            self._parts[queue] = JournalPart(queue, path)
-        return self._parts[queue]
+        parts = self._parts.setdefault(queue, [])
+        if not parts or parts[-1].size >= _PART_BYTES:
+            path = self._directory / f"{self._task}-{next(self._count)}"
+            parts.append(JournalPart(queue, path))
+        return parts[-1]
 
     def _index(
         self,

@@ -9,6 +9,7 @@ import pytest
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.scanning import scan
+from kestrelmq.spark import journal_parts
 from kestrelmq.spark.encoding import encode
 from kestrelmq.spark.journal_parts import JournalPart, PartWriter, ordered_parts
 
@@ -55,6 +56,32 @@ def test_parts_come_in_the_order_of_their_sequence_numbers(
     parts = [written(tmp_path, task, rows) for task, rows in enumerate(tasks)]
 
     assert [data_of(part) for part in ordered_parts(parts, tmp_path / "merged")] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[(1, "a"), (2, "b")], [(3, "c")], [(3, "d")]], ["ab", "c", "d"]),
+        ([[(3, "c")], [(1, "a"), (2, "b")]], ["ab", "c"]),
+        ([[(1, "a")], [(3, "c"), (2, "b")]], ["abc"]),
+        ([[(1, "a"), (3, "c")], [(2, "b")]], ["abc"]),
+    ],
+)
+def test_a_task_begins_another_part_when_one_is_large(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[list[tuple[int, str]]],
+    expected: list[str],
+) -> None:
+    """The driver gets parts in order: those that are not, or overlap, are merged."""
+    monkeypatch.setattr(journal_parts, "_PART_BYTES", 20)
+    writer = PartWriter(tmp_path, "0")
+    for some in rows:
+        sequences, data = zip(*some, strict=True)
+        columns = {"queue": ["q"] * len(some), "data": list(data), "sequence": list(sequences)}
+        for encoded in encode(pa.RecordBatch.from_pydict(columns), now=1):
+            writer.write(encoded)
+    assert [data_of(part) for part in writer.finish()] == expected
 
 
 def test_a_part_is_not_written_through_a_link(tmp_path: Path) -> None:
