@@ -1,7 +1,9 @@
 """Commit of a write to a store: a crash behind any step leaves each queue as it was or shall be."""
 
 import os
+import random
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -283,6 +285,26 @@ def test_one_write_commits_at_a_time(store: ObjectStore, tmp_path: Path) -> None
     waiting.check()
     assert store.names(f"{tmp_path.name}/{first.name}") == ["begun"]
     waiting.release()
+
+
+def test_no_two_have_their_turn_at_once(store: ObjectStore, tmp_path: Path) -> None:
+    """Of several that want it at the same time; each gets it."""
+    path = at(store, tmp_path.name)
+    active: list[str] = []
+    most: list[int] = []
+
+    def commits(work: Location) -> None:
+        turn = CommitTurn(work, pause=lambda: time.sleep(random.uniform(0, 0.1)))
+        turn.acquire()
+        active.append(work.name)
+        turn.check()
+        most.append(len(active))
+        active.remove(work.name)
+        turn.release()
+        work.delete_tree()
+
+    storage.in_parallel(commits, [begin(path, HERE) for _ in range(4)])
+    assert most == [1] * 4
 
 
 def test_a_driver_that_ended_has_no_turn(
