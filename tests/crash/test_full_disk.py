@@ -138,3 +138,19 @@ def _fill(wire: Wire, mark: bytes, most: int = 100_000) -> tuple[list[bytes], in
         if refused >= 20 or len(stored) >= most:
             break
     return stored, refused
+
+
+def test_reads_that_were_sent_stay_reserved_when_the_connection_ends(tmp_path: Path) -> None:
+    """Answers that were sent stay good, although a failed read before them ends the connection."""
+    with running_server(tmp_path) as server, wires.Wire(server) as other:
+        wires.put(other, "work", "a", "b" * 1000)
+        wires.put(other, "jobs", "c")
+        with wires.Wire(server) as wire:
+            wire.ask(b"monitor work 0 1\r\n", wires.arrived("work", "a") + b"END\r\n")
+            with largest_file(1000, server.process.pid):
+                wire.send(b"monitor work 0 1\r\nreserve jobs 1 lease=600000\r\n")
+                wire.until(b"ITEM jobs ")
+                read = wire.until(b" ").strip()
+                wire.until(b"c\r\nEND\r\n")
+                wire.expect_close()
+        other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")

@@ -446,6 +446,11 @@ class Connection(TurnConnection):
         """Whether replies wait for a sync."""
         return self.replies.is_held
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the socket has not taken all replies."""
+        return bool(self.replies.parts or self._unsent or self.replies.is_held)
+
     def _transmit(self, data: bytes) -> None:
         rest = self.replies.rest
         if self._unsent and data:
@@ -470,6 +475,7 @@ class Connection(TurnConnection):
         if isinstance(error, BlockingIOError | InterruptedError):
             self._keep_unsent(data, 0)
         else:
+            self._unsent, self._sent = data, 0
             self.close()
 
     def _keep_unsent(self, data: bytes, sent: int) -> None:
@@ -550,7 +556,7 @@ class Connection(TurnConnection):
             # The end is received again once the request is done and the input after it applied.
             self._watch(self._events & ~_IN)
             return
-        if self.paused or not (self.replies.parts or self._unsent or self.replies.is_held):
+        if self.paused or not self.has_unsent:
             self.close()
             return
         self.closing = True
@@ -564,15 +570,15 @@ class Connection(TurnConnection):
         self.paused = 0
         self._turns.discard(self._descriptor)
         self._socket.close()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.cancel()
         # Free the memory now, not when the garbage collector runs. A turn, a sync or the check for
         # silent clients may still refer to this connection for a while.
         self._chunks.clear()
         self._unsent = b""
         self._unsent_later.clear()
         self.replies.clear()
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.cancel()
         session, self._session = self._session, _NO_SESSION
         session.connection_closed()
         self._on_close(self)

@@ -163,7 +163,8 @@ class PendingReserve(PendingRequest):
     def cancel(self) -> None:
         """Stop waiting, and release what was not sent to the client, which is gone."""
         self._stop_waiting()
-        self._release()
+        if self.is_lost or self._requester.has_unsent:
+            self._release()
 
     def input_arrived(self) -> None:
         """End the wait: the next command does."""
@@ -612,6 +613,11 @@ class AwaitedRequest(ReserveHandler):
         """Wait for the answer, and until the disk has what it says."""
         await self._ended
         await wait_until_durable(self._context, *self._queues)
+
+    @property
+    def has_unsent(self) -> bool:
+        """True: `sent` ends the request once the socket has taken the answer."""
+        return True
 
     def sent(self) -> None:
         """Take note that the socket has taken the answer."""
