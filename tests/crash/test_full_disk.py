@@ -154,3 +154,26 @@ def test_reads_that_were_sent_stay_reserved_when_the_connection_ends(tmp_path: P
                 wire.until(b"c\r\nEND\r\n")
                 wire.expect_close()
         other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")
+
+
+@pytest.mark.parametrize("listener", ["memcache", "text"])
+def test_a_repeated_reserve_fails_without_those_behind_it(tmp_path: Path, listener: str) -> None:
+    """What the next `reserve` of a connection answers stays reserved."""
+    ends = {"memcache": (b"\r\n", b"END\r\n"), "text": (b"\n", b"*\n")}
+    line_end, end = ends[listener]
+    again = b"reserve work 1 lease=600000 tag=a:1:1"
+    with running_server(tmp_path) as server, wires.Wire(server) as other:
+        wires.put(other, "work", "b" * 1000)
+        wires.put(other, "jobs", "c")
+        with wires.Wire(server, listener) as wire:
+            wire.ask_until(again + line_end, end)
+            with largest_file(1000, server.process.pid):
+                # With another owner, the tag's terms must be written.
+                asked = again + b" owner=o" + line_end + b"reserve jobs 1 lease=600000" + line_end
+                wire.send(asked)
+                assert b"work" in wire.until(line_end)
+                wire.until(b"jobs ")
+                read = wire.until(b" ").strip()
+                wire.until(end)
+            wire.ask_until(b"version" + line_end, line_end)
+            other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")

@@ -451,3 +451,28 @@ def test_a_failed_write_is_an_exception_and_nothing_is_half_done(tmp_path: Path)
         assert client.put("q", [b"2"]) == 1
         assert data(client.get("q", 9)) == [b"1", b"2"]
         client.close()
+
+
+def test_a_repeated_reserve_fails_without_the_one_behind_it(tmp_path: Path) -> None:
+    """Both come in one write; what the second one answers stays reserved."""
+    tag = "a:1:1"
+    buffer = TRANSPORTS.TMemoryBuffer()
+    recorded = TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(TRANSPORTS.TFramedTransport(buffer)))
+    # With another owner, the tag's terms must be written.
+    recorded._send("reserve", queue_names=["q"], max_items=1, lease_msec=9**9, tag=tag, owner="o")
+    recorded._send("reserve", queue_names=["other"], max_items=1, lease_msec=9**9)
+    with running_server(tmp_path) as server:
+        raw = socket.create_connection(("127.0.0.1", server.ports["thrift"]), PATIENCE)
+        transport = TRANSPORTS.TFramedTransport(TRANSPORTS.TSocket(sock=raw))
+        client = TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(transport))
+        client.put("q", [bytes(1000)])
+        client.put("other", [b"1"])
+        client.reserve(["q"], 1, 9**9, tag=tag)
+        with largest_file(1000, server.process.pid):
+            raw.sendall(buffer.getvalue())
+            with pytest.raises(TApplicationException, match="File too large"):
+                client._recv("reserve")
+            (item,) = client._recv("reserve").items
+        assert client.get_version() == VERSION
+        assert client.finish("other", [item.read_id]) == 1
+        client.close()

@@ -175,7 +175,12 @@ EndsReads = Finish | Release | Extend | ExtendOwner | Retire
 
 def read_text(xid: int, nonce: int) -> str:
     """Return a read as clients know it."""
-    return f"{xid}-{nonce:016x}"
+    return f"{xid}-{nonce_text(nonce)}"
+
+
+def nonce_text(nonce: int) -> str:
+    """Return what the reads of one reservation end with, as clients know them."""
+    return f"{nonce:016x}"
 
 
 def parse_reads(words: Sequence[bytes]) -> Reads:

@@ -21,7 +21,6 @@ from kestrelmq.protocol.managing import ListClients
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
-    ITEM,
     MAX_CACHED_LINE,
     NOT_FOUND,
     NOT_STORED,
@@ -367,7 +366,7 @@ class MemcacheSession(Session):
         back. Otherwise its next /close or CONFIRM would confirm what it has never seen.
         """
         pending = self._connection.pending
-        if isinstance(pending, PendingReserve) and reply.startswith(ITEM):
+        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
             pending.is_lost = True
         elif reply.startswith(VALUE) and self._reads.has_of(queues):
             self._connection.closing = True

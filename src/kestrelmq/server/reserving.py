@@ -32,6 +32,7 @@ from kestrelmq.protocol.reserving import (
     Release,
     Reserve,
     Retire,
+    nonce_text,
 )
 from kestrelmq.server.changes import wait_until_durable
 from kestrelmq.server.connection import Connection, PendingRequest
@@ -169,6 +170,15 @@ class PendingReserve(PendingRequest):
     def input_arrived(self) -> None:
         """End the wait: the next command does."""
         self._end_wait()
+
+    def is_answer(self, reply: bytes) -> bool:
+        """Whether `reply` has what was taken here.
+
+        If it does not, it answers a `reserve` before this one, with what the tag of that one has:
+        then a connection is not paused.
+        """
+        nonces = [nonce_text(reservation.nonce).encode() for _, reservation, _ in self._taken]
+        return any(nonce in reply for nonce in nonces)
 
     # --- reserving ---
 

@@ -7,7 +7,7 @@ open when the client disconnects are given back.
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.moving import Moved
@@ -68,7 +68,7 @@ from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
-from kestrelmq.server.replies import Part, Queues, encoded_rest_of, rest_of
+from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
     PendingReserve,
@@ -98,8 +98,6 @@ class TextSession(Session):
         self._parser = TextParser(context.collection.max_item_size)
         self._reads = ConnectionOpenReads()
         self._owners = ConnectionOwners(context)
-        # How the reply to the last `reserve` begins.
-        self._reserved = b""
         self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -133,7 +131,7 @@ class TextSession(Session):
         memcache client does.
         """
         pending = self._connection.pending
-        if isinstance(pending, PendingReserve) and reply.startswith(self._reserved):
+        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
             pending.is_lost = True
         elif reply.startswith(b":") and self._reads.has_of(queues):
             self._connection.closing = True
@@ -158,11 +156,6 @@ class TextSession(Session):
         """Give the open reads back."""
         self._context.finish_in_slices(self._reads.giving_back())
         self._owners.end()
-
-    def answer_reserve(self, parts: Sequence[Part], queues: Queues) -> None:
-        """Send the reply to a `reserve`."""
-        self._reserved = cast(bytes, parts[0])
-        self._connection.push_parts(parts, queues)
 
     def _serve(self, command: Command) -> None:
         match command:
@@ -230,7 +223,7 @@ class TextSession(Session):
     def _serve_reserved(self, command: Reserve | EndsReads) -> None:
         connection, context, owners = self._connection, self._context, self._owners
         if isinstance(command, Reserve):
-            begin_reserve(connection, context, owners, command, _TextReserve(self, connection))
+            begin_reserve(connection, context, owners, command, _TextReserve(connection))
             return
         end_reserved(
             connection,
@@ -317,10 +310,9 @@ def _clients(context: ServerContext, offset: int) -> Pieces:
 class _TextReserve(ReserveHandler):
     """A `reserve`."""
 
-    __slots__ = ("_connection", "_session")
+    __slots__ = ("_connection",)
 
-    def __init__(self, session: TextSession, connection: Connection) -> None:
-        self._session = session
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def answer(self, reserved: Reserved) -> None:
@@ -332,7 +324,7 @@ class _TextReserve(ReserveHandler):
                 times = item_times(record)
                 parts += _line(text.reserved_begin(queue.name, read, deliveries, times), record)
         parts.append(text.NO_ITEM)
-        self._session.answer_reserve(parts, tuple(queue for queue, _ in reserved))
+        self._connection.push_parts(parts, tuple(queue for queue, _ in reserved))
 
     def answer_done(self) -> None:
         """Send that the tag is done."""

@@ -210,7 +210,7 @@ class ThriftSession(Session):
     ) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
         header, pending = thrift.header_of(reply), self._connection.pending
-        if isinstance(pending, PendingReserve) and header.name == "reserve":
+        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
             pending.is_lost = True
         return thrift.encode_refusal(
             header, RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
