@@ -177,3 +177,20 @@ def test_a_repeated_reserve_fails_without_those_behind_it(tmp_path: Path, listen
                 wire.until(end)
             wire.ask_until(b"version" + line_end, line_end)
             other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")
+
+
+@pytest.mark.parametrize("listener", ["memcache", "text"])
+def test_a_tag_is_not_done_if_that_cannot_be_written(tmp_path: Path, listener: str) -> None:
+    """A reader that reserves in the same turn gets the error, too."""
+    ends = {"memcache": (b"\r\n", b"END\r\n"), "text": (b"\n", b"*\n")}
+    line_end, end = ends[listener]
+    reserve = b"reserve work 1 lease=600000 tag=a:1:1" + line_end
+    with running_server(tmp_path) as server, wires.Wire(server) as other:
+        wires.put(other, "work", "b" * 1000)
+        with wires.Wire(server, listener) as wire:
+            first = wire.ask_until(reserve, end)
+            with largest_file(1000, server.process.pid):
+                wire.send(b"finish work tag=a:1:1" + line_end + reserve)
+                assert b"File too large" in wire.until(line_end)
+                assert b"File too large" in wire.until(line_end)
+            assert wire.ask_until(reserve, end) == first

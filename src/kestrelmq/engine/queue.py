@@ -1675,6 +1675,8 @@ class Queue(Committable):
             xids = self.reads.reserved.live(reservation)
             self._collect(reserved_note(reservation.nonce, terms, xids, self.reads.last_xid))
             self.changes.undo.append(TermsChanged(reservation, before))
+        else:
+            self.sync_again()
         return reservation
 
     def check_tag(self, tag: str, *, is_new: bool = False) -> None:
@@ -1728,8 +1730,11 @@ class Queue(Committable):
         return xids[-most:]
 
     def is_done(self, tag: str) -> bool:
-        """Whether the reads of `tag` were finished."""
-        return tag in self.reads.reserved.done
+        """Whether the reads of `tag` were finished; the answer waits until that is on disk."""
+        if tag not in self.reads.reserved.done:
+            return False
+        self.sync_again()
+        return True
 
     def finish(self, tag: str) -> int:
         """Confirm the reads of a tag, which is done from then on; return how many they were.
@@ -1740,7 +1745,7 @@ class Queue(Committable):
         reserved = self.reads.reserved
         xids = self.reserved_with(tag)
         if not xids:
-            return reserved.done.get(tag, 0)
+            return reserved.done[tag] if self.is_done(tag) else 0
         reserved.set_done(tag, len(xids))
         self._collect(done_note(tag, len(xids), self.reads.last_xid))
         self.changes.undo.append(TagDone(tag))
@@ -1761,6 +1766,7 @@ class Queue(Committable):
         reserved = self.reads.reserved
         before = reserved.retired.get(name)
         if before is not None and epoch <= before:
+            self.sync_again()
             return 0
         if before is None and len(reserved.retired) >= MAX_TAG_NAMES:
             raise TagRefused(f"queue {self.name} has retired epochs of {MAX_TAG_NAMES} names")

@@ -63,9 +63,9 @@ class MemcacheReserve(ReserveHandler):
         parts.append(END)
         self._connection.push_large(parts, size, tuple(queue for queue, _ in reserved))
 
-    def answer_done(self) -> None:
+    def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
-        self._connection.push(DONE)
+        self._connection.push(DONE, queues)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""

@@ -64,8 +64,8 @@ class ReserveHandler:
         """Send the items; there may be none."""
         raise NotImplementedError
 
-    def answer_done(self) -> None:
-        """Send that the tag is done."""
+    def answer_done(self, queues: tuple[Queue, ...]) -> None:
+        """Send that the tag is done in `queues`."""
         raise NotImplementedError
 
     def fail(self, error: KestrelError) -> None:
@@ -225,12 +225,12 @@ class PendingReserve(PendingRequest):
         if found:
             self._answer(found)
             return True
-        if any(queue.is_done(tag) for queue in queues):
+        done = tuple([queue for queue in queues if queue.is_done(tag)])
+        if done:
             self._stop_waiting()
             self._requester.request_done()
-            self._handler.answer_done()
-            return True
-        return False
+            self._handler.answer_done(done)
+        return bool(done)
 
     def _take(self, queues: list[Queue]) -> None:
         """Reserve items; what was taken is kept if a later queue fails."""
@@ -656,9 +656,10 @@ class AwaitedRequest(ReserveHandler):
         self._queues = tuple([queue for queue, _ in reserved])
         self._end(None)
 
-    def answer_done(self) -> None:
+    def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Hand over that the tag is done."""
         self._is_done = True
+        self._queues = queues
         self._end(None)
 
     def fail(self, error: KestrelError) -> None:

@@ -326,9 +326,9 @@ class _TextReserve(ReserveHandler):
         parts.append(text.NO_ITEM)
         self._connection.push_parts(parts, tuple(queue for queue, _ in reserved))
 
-    def answer_done(self) -> None:
+    def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
-        self._connection.push(_DONE)
+        self._connection.push(_DONE, queues)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""

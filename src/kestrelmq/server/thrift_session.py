@@ -466,9 +466,9 @@ class _ThriftReserve(ReserveHandler):
         queues = tuple(queue for queue, _ in reserved)
         self._session.answer(self._header, ReservedItems(tuple(items)), queues)
 
-    def answer_done(self) -> None:
+    def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
-        self._session.answer(self._header, ReservedItems((), is_done=True))
+        self._session.answer(self._header, ReservedItems((), is_done=True), queues)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""

@@ -689,6 +689,30 @@ def test_a_done_tag_stays_done(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_what_is_answered_again_is_on_disk(tmp_path: Path) -> None:
+    """The first answer may still wait for its sync when the same is asked again."""
+    spool = Spool(tmp_path, sync_journal=0)
+    queue, syncs = spool.queue(), spool.collection.commits.syncs
+    spool.add(b"a")
+    spool.reserve(1, TAGGED)
+
+    def is_synced(*, known: bool) -> bool:
+        return known and syncs.take_unsynced() == {queue}
+
+    assert is_synced(known=True)
+    assert is_synced(known=queue.reserve_again(TAGGED) is not None)
+    assert queue.finish(TAG) == 1
+    spool.commit()
+    assert is_synced(known=True)
+    assert is_synced(known=queue.finish(TAG) == 1)
+    assert is_synced(known=queue.is_done(TAG))
+    assert queue.retire("sink", 7) == 1
+    spool.commit()
+    assert is_synced(known=True)
+    assert is_synced(known=queue.retire("sink", 7) == 0)
+    spool.close()
+
+
 def test_tags_are_limited(tmp_path: Path) -> None:
     """The error says what to do; nothing is taken."""
     spool = Spool(tmp_path)
