@@ -6,8 +6,8 @@ order, so pages fill up, and empty, one after the other. The memory of an empty 
 
 Many reads are opened together, under consecutive xids, and end together. So the entries that are
 set for a range of xids stay a list, a run of the page, until one of them is asked for or changed by
-itself; then the runs of that page become entries of its dict. To set a run and to take it out again
-costs next to nothing for each entry.
+itself; then that run becomes entries of the dict. To set a run and to take it out again costs
+next to nothing for each entry.
 
 A copy shares the pages, and each table copies a page when it first changes it. So a copy takes a
 moment, and a thread may read it at leisure while the other table is in use. Reading it with `drain`
@@ -32,6 +32,8 @@ _NONE_SHARED: Final[set[int]] = set()
 """As `NOTHING`, which is no pages, and the content of no page: no numbers of pages."""
 
 Entry = TypeVar("Entry")
+_Ends = tuple[Any, Any]
+"""The smallest and the largest of some xids."""
 
 
 class ReadTable(Generic[Entry]):
@@ -50,7 +52,7 @@ class ReadTable(Generic[Entry]):
         # The numbers of pages that another table has, too.
         self._shared: set[int] = _NONE_SHARED
         self._count = 0
-        # The page that was changed last, and its number. It has no runs. No other one is empty.
+        # The page that was changed last, and its number. No other one without runs is empty.
         self._number = _NO_PAGE
         self._page: dict[int, Entry] = NOTHING
         for xid, entry in entries:
@@ -63,12 +65,12 @@ class ReadTable(Generic[Entry]):
         """Whether there is an entry for `xid`."""
         if not isinstance(xid, int):
             return False
-        page = self._page_of(xid >> _PAGE_BITS)
+        page = self._page_with(xid >> _PAGE_BITS, (xid, xid))
         return page is not None and xid in page
 
     def __getitem__(self, xid: int) -> Entry:
         """Return the entry for `xid`. Raises KeyError if there is none."""
-        page = self._page_of(xid >> _PAGE_BITS)
+        page = self._page_with(xid >> _PAGE_BITS, (xid, xid))
         if page is None:
             raise KeyError(xid)
         return page[xid]
@@ -80,12 +82,12 @@ class ReadTable(Generic[Entry]):
             run = self._runs[number].get(xid)
             if run is not None:  # it stays a run if only its first entry is asked for
                 return run[0]
-        page = self._page_of(number)
+        page = self._page_with(number, (xid, xid))
         return None if page is None else page.get(xid)
 
     def __setitem__(self, xid: int, entry: Entry) -> None:
         """Set the entry for `xid`."""
-        page = self._to_change(xid >> _PAGE_BITS)
+        page = self._to_change(xid >> _PAGE_BITS, (xid, xid))
         before = len(page)
         page[xid] = entry
         self._count += len(page) - before
@@ -98,15 +100,11 @@ class ReadTable(Generic[Entry]):
     def pop(self, xid: int) -> Entry | None:
         """Drop the entry for `xid` and return it; None if there is none."""
         number = xid >> _PAGE_BITS
-        if number != self._number:
-            page = self._page_of(number)
-            if page is None or xid not in page:
-                return None
-            self._to_change(number)
-        entry = self._page.pop(xid, None)
-        if entry is not None:
-            self._count -= 1
-        return entry
+        page = self._page_with(number, (xid, xid))
+        if page is None or xid not in page:
+            return None
+        self._count -= 1
+        return self._to_change(number, (xid, xid)).pop(xid)
 
     # --- several entries: faster than one after the other ---
     # The xids are Any here: compiled, each int would be made anew.
@@ -119,22 +117,26 @@ class ReadTable(Generic[Entry]):
             if run is not None:
                 found += run
                 continue
-            page: dict[Any, Entry] | None = self._page_of(number)
+            page: dict[Any, Entry] | None = self._page_with(number, _ends(some))
             if page is None:
                 raise KeyError(some[0])
             found += [page[xid] for xid in some]
         return found
 
     def set_all(self, xids: Sequence[int], entries: list[Entry]) -> None:
-        """Set the entries for `xids`, one for each."""
+        """Set the entries for `xids`, one for each; the list is not changed afterwards."""
         at = 0
+        # Where it passes from one page to the next, even a short piece of a run is one.
+        is_run = type(xids) is range and len(xids) >= _SHORTEST_RUN
         for number, some in _by_page(xids):
-            entries_here = entries[at : at + len(some)]
-            at += len(some)
-            if self._can_be_run(number, some):
+            entries_here = entries
+            if len(some) < len(entries):
+                entries_here = entries[at : at + len(some)]
+                at += len(some)
+            if is_run and self._is_free_behind_runs(number, some):
                 self._add_run(number, some, entries_here)
                 continue
-            page = self._to_change(number)
+            page = self._to_change(number, _ends(some))
             before = len(page)
             page.update(zip(some, entries_here, strict=True))
             self._count += len(page) - before
@@ -152,7 +154,7 @@ class ReadTable(Generic[Entry]):
                 found += run
                 self._drop_run(number, first_xid(some))
             elif number in self._pages:
-                page = self._to_change(number)
+                page = self._to_change(number, _ends(some))
                 before = len(page)
                 found += map(page.pop, some, repeat(None))
                 self._count += len(page) - before
@@ -163,10 +165,7 @@ class ReadTable(Generic[Entry]):
     def has_any(self, xids: Sequence[int]) -> bool:
         """Whether there is an entry for any of `xids`."""
         for number, some in _by_page(xids):
-            if type(some) is range and self._is_behind_runs(number, some.start):
-                page = self._pages.get(number)  # the runs have none of them
-            else:
-                page = self._page_of(number)
+            page = self._page_with(number, _ends(some))
             if page and not page.keys().isdisjoint(some):
                 return True
         return False
@@ -180,13 +179,11 @@ class ReadTable(Generic[Entry]):
         run = self._runs[number].get(xids.start)
         return run if run is not None and len(run) == len(xids) else None
 
-    def _can_be_run(self, number: int, xids: Sequence[Any]) -> bool:
-        """Whether new entries for `xids`, of page `number`, can be a run behind the others."""
-        if type(xids) is not range or len(xids) < _SHORTEST_RUN:
-            return False
+    def _is_free_behind_runs(self, number: int, xids: Sequence[Any]) -> bool:
+        """Whether page `number` has no entries for `xids`, which are behind all of its runs."""
         page = self._pages.get(number)
         is_free = not page or page.keys().isdisjoint(xids)
-        return is_free and self._is_behind_runs(number, xids.start)
+        return is_free and self._is_behind_runs(number, first_xid(xids))
 
     def _is_behind_runs(self, number: int, xid: Any) -> bool:
         """Whether `xid`, of page `number`, is behind all runs of that page."""
@@ -197,9 +194,7 @@ class ReadTable(Generic[Entry]):
         return bool(xid >= last + len(runs[last]))
 
     def _add_run(self, number: int, xids: Sequence[Any], entries: list[Entry]) -> None:
-        if number == self._number:
-            self._number, self._page = _NO_PAGE, NOTHING
-        elif number not in self._pages:
+        if number not in self._pages:
             self._own_pages()[number] = {}
         if self._runs is NOTHING:
             self._runs = {}
@@ -212,7 +207,7 @@ class ReadTable(Generic[Entry]):
         if runs:
             return
         del self._runs[number]
-        if not self._pages[number]:
+        if not self._pages[number] and number != self._number:
             del self._pages[number]
             self._shared.discard(number)
 
@@ -232,28 +227,45 @@ class ReadTable(Generic[Entry]):
 
     def _page_of(self, number: int) -> dict[int, Entry] | None:
         """Return the dict of a page, to be read, with all entries of the page; None if none."""
-        if number == self._number:
-            return self._page
-        if self._runs and number in self._runs:
-            return self._to_change(number)
-        return self._pages.get(number)
+        first = number << _PAGE_BITS
+        return self._page_with(number, (first, first + (1 << _PAGE_BITS) - 1))
 
-    def _to_change(self, number: int) -> dict[int, Entry]:
-        """Return the dict of a page, which no other table has from now on, with all entries."""
-        if number == self._number:
-            return self._page
-        self._drop_empty()
-        page = self._pages.get(number)
-        if page is None:
-            page = self._own_pages()[number] = {}
-        elif self._shared and number in self._shared:
-            page = self._pages[number] = page.copy()
-            self._shared.discard(number)
-        self._number, self._page = number, page
+    def _page_with(self, number: int, ends: _Ends) -> dict[int, Entry] | None:
+        """Do what `_page_of` does; the entries may be only those of the xids between `ends`."""
+        if self._runs and number in self._runs and self._runs_with(number, ends):
+            return self._to_change(number, ends)
+        return self._page if number == self._number else self._pages.get(number)
+
+    def _runs_with(self, number: int, ends: _Ends) -> list[int]:
+        """Return the first xids of the runs of a page that have any xids between `ends`."""
+        first, last = ends
+        if first == last and first in self._pages[number]:
+            return []
+        runs = self._runs[number]
+        return [begin for begin in runs if begin <= last and begin + len(runs[begin]) > first]
+
+    def _to_change(self, number: int, ends: _Ends) -> dict[int, Entry]:
+        """Return the dict of a page, which no other table has from now on.
+
+        It has all entries of the xids between `ends`.
+        """
+        if number != self._number:
+            self._drop_empty()
+            page = self._pages.get(number)
+            if page is None:
+                page = self._own_pages()[number] = {}
+            elif self._shared and number in self._shared:
+                page = self._pages[number] = page.copy()
+                self._shared.discard(number)
+            self._number, self._page = number, page
         if self._runs and number in self._runs:
-            for first, run in self._runs.pop(number).items():
-                page.update(zip(range(first, first + len(run)), run, strict=True))
-        return page
+            runs = self._runs[number]
+            for begin in self._runs_with(number, ends):
+                run = runs.pop(begin)
+                self._page.update(zip(range(begin, begin + len(run)), run, strict=True))
+            if not runs:
+                del self._runs[number]
+        return self._page
 
     def _own_pages(self) -> dict[int, dict[int, Entry]]:
         """Return the pages, to be changed."""
@@ -267,7 +279,7 @@ class ReadTable(Generic[Entry]):
     def _drop_empty(self) -> None:
         """Have no page that was changed last, and free its memory if it is empty."""
         if self._number != _NO_PAGE:
-            if not self._page:
+            if not self._page and self._number not in self._runs:
                 del self._pages[self._number]
             self._number, self._page = _NO_PAGE, NOTHING
 
@@ -342,15 +354,18 @@ def own_table(table: ReadTable[Entry]) -> ReadTable[Entry]:
     return ReadTable() if table is NO_READS else table
 
 
+def _ends(xids: Sequence[Any]) -> _Ends:
+    """Return the smallest and the largest of some xids."""
+    if type(xids) is range:
+        return xids.start, xids.stop - 1
+    return min(xids), max(xids)
+
+
 def _by_page(xids: Sequence[Any]) -> list[tuple[int, Sequence[Any]]]:
     """Return `xids` in order, in runs of one page each, with the number of that page."""
     if not xids:
         return []
-    if type(xids) is range:
-        smallest, largest = xids.start, xids.stop - 1
-    else:
-        ordered = sorted(xids)  # most are; that takes a moment
-        smallest, largest = ordered[0], ordered[-1]
+    smallest, largest = _ends(xids)
     number = smallest >> _PAGE_BITS
     if largest >> _PAGE_BITS == number:
         return [(number, xids)]

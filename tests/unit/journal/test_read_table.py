@@ -155,6 +155,40 @@ def test_a_run_stays_a_list_until_one_of_its_entries_is_asked_for() -> None:
     assert len(table) == len(contents(table)) == 99
 
 
+def test_other_runs_of_its_page_stay_lists() -> None:
+    """Many readers have runs of one page; if one ends single reads, the others' cost no more."""
+    table: ReadTable[str] = ReadTable()
+    for first in range(0, 500, 100):
+        table.set_same(range(first, first + 100), "x")
+    for changed, left in ((250, [0, 100, 300, 400]), (420, [0, 100, 300])):
+        assert table.pop(changed) == "x"
+        assert list(table._runs[0]) == left
+    assert table.pop_all(range(260, 300)) == ["x"] * 40
+    assert (260 in table, 299 in table, table.get(255)) == (False, False, "x")
+    table.set_same(range(500, 600), "y")
+    assert list(table._runs[0]) == [0, 100, 300, 500]
+    assert contents(table) == {
+        **{xid: "x" for xid in range(500) if xid not in {250, 420, *range(260, 300)}},
+        **dict.fromkeys(range(500, 600), "y"),
+    }
+
+
+@pytest.mark.parametrize("first", [4040, 4090, 4095])
+def test_a_run_may_pass_to_the_next_page(first: int) -> None:
+    """Its pieces stay lists, even short ones."""
+    table: ReadTable[str] = ReadTable()
+    for at in (first, first + 100):
+        table.set_same(range(at, at + 100), "x")
+    assert {number: list(runs) for number, runs in table._runs.items()} == {
+        0: [first],
+        1: [4096, first + 100],
+    }
+    assert list(table._pages.values()) == [{}, {}]
+    assert table.pop_all(range(first, first + 100)) == ["x"] * 100
+    assert (list(table._runs), len(table)) == ([1], 100)
+    assert contents(table) == dict.fromkeys(range(first + 100, first + 200), "x")
+
+
 def test_pages_of_runs_are_freed_with_their_last_run() -> None:
     """And copies keep theirs."""
     table: ReadTable[str] = ReadTable()
