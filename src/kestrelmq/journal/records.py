@@ -81,6 +81,8 @@ YEAR_2100: Final = 4_102_444_800_000
 """Where the bytes alone do not decide, an add time (ms) is believed only between these two."""
 
 _BYTES: Final = bytes(range(256))
+_SPLIT_WORDS: Final = tuple([Struct("4s" * count).unpack for count in range(33)])
+"""Each returns that many words of four bytes."""
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
 
@@ -305,9 +307,13 @@ def is_run(xids: Sequence[int]) -> bool:
 
 def records_of_words(opcode: int, words: bytes) -> bytes:
     """Return a record with this opcode for each four bytes of `words`, which are its payload."""
+    count = len(words) // 4
+    if count < len(_SPLIT_WORDS):
+        begin = _BYTES[opcode : opcode + 1]
+        return begin + begin.join(_SPLIT_WORDS[count](words)) if count else b""
     # Byte by byte of all records at once, because there may be hundreds.
-    records = bytearray(len(words) // 4 * 5)
-    records[::5] = bytes((opcode,)) * (len(words) // 4)
+    records = bytearray(count * 5)
+    records[::5] = bytes((opcode,)) * count
     for place in range(4):
         records[place + 1 :: 5] = words[place::4]
     return bytes(records)

@@ -74,6 +74,15 @@ def test_the_example_of_the_format() -> None:
     assert deliveries_note(3, 0).hex() == expected
 
 
+@pytest.mark.parametrize("size", [0, 1, 4, 5, 115, 116, 117, 120, 121, 4000])
+def test_long_and_short_notes_are_written_alike(size: int) -> None:
+    """Each word is the xid of a SAVE_XID."""
+    payload = bytes(number % 251 for number in range(size))
+    found = words(encode(Note(200, payload), 7))
+    written = b"".join(xid.to_bytes(4, "little", signed=True) for xid in found)
+    assert written[12:] == payload + bytes(-size % 4) + bytes((7, 0, 0, 0))
+
+
 @given(notes, xids)
 def test_a_note_is_found_again(note: Note, last_xid: int) -> None:
     """It also leaves the last-used xid as it was."""
