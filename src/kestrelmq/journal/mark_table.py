@@ -100,7 +100,8 @@ class MarkTable:
             return None
         before, self._found_mark = self._found_mark, LastMark(sequence, added)
         self._sequences[entry] = sequence
-        self._times[entry] = added
+        if added != before.added:
+            self._times[entry] = added
         if self._newer[entry]:
             self._unlink(entry)
             self._link_newest(entry)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.journal.checksum import crc32
@@ -43,6 +43,9 @@ _NEVER: Final = 1 << 60
 
 _MARK_HEAD: Final = Struct("<QII")
 _pack_mark: Final = _MARK_HEAD.pack
+_U32_PAIR: Final = Struct("<II")
+_OPCODE: Final = bytes((SAVE_XID,))
+_checksum_of: Final = crc32  # compiled, a name of another module is looked up at each use
 _MARKS_HEAD: Final = Struct("<QIB")
 
 
@@ -165,33 +168,46 @@ def marked(record: bytes, mark: PutMark, added: int, last_xid: int) -> bytes:
 
     It is what `encode` makes of a MARK note, in a tenth of the time.
     """
-    producer, sequence, checksum = mark.producer, mark.sequence, crc32(record)
-    begin, head_checksum, name, pack = _note_parts(producer)
-    covered = crc32(_pack_mark(sequence, added, checksum) + producer, head_checksum)
-    low, high = sequence & 0xFFFF_FFFF, sequence >> 32
-    op = SAVE_XID
-    return pack(begin, op, covered, op, low, op, high, op, added, op, checksum, name, op, last_xid)
+    producer, sequence = mark.producer, mark.sequence
+    # Any: compiled, an int would be made anew for each call that it is passed to.
+    when: Any = added
+    checksum: Any = _checksum_of(record)
+    begin, head_checksum, middle, end, pack = _note_parts(producer, sequence >> 32, when)
+    covered: Any = _checksum_of(_pack_mark(sequence, when, checksum) + producer, head_checksum)
+    low = sequence & 0xFFFF_FFFF
+    return pack(begin, covered, _OPCODE, low, middle, checksum, end, last_xid)
 
 
-@lru_cache(1000)
-def _note_parts(producer: bytes) -> tuple[bytes, int, bytes, Callable[..., bytes]]:
-    """Return what the MARK notes of a producer have in common.
+def _make_note_parts(
+    producer: bytes, high: int, added: int
+) -> tuple[bytes, Any, bytes, bytes, Callable[..., bytes]]:
+    """Return what MARK notes of a producer have in common, most of those of a second.
+
+    Args:
+        producer: the name.
+        high: the upper half of the number.
+        added: when the item was added (s).
 
     Returns:
-        The records of the first two words; the CRC-32 of the second one; the records of the name;
-        and what packs the whole note.
+        The first two records; the CRC-32 of the second word; the records of `high` and `added`;
+        those of the name; and what packs the whole note. Behind these records is the first byte of
+        the next one.
     """
     size = _MARK_HEAD.size + len(producer)
     head = bytes((MARK,)) + size.to_bytes(3, "little")
-    begin = records_of_words(SAVE_XID, NOTE_MARK + head)
-    name = records_of_words(SAVE_XID, producer + bytes(-size % 4))
-    return begin, crc32(head), name, _note_layout(len(begin), len(name)).pack
+    begin = records_of_words(SAVE_XID, NOTE_MARK + head) + _OPCODE
+    middle = records_of_words(SAVE_XID, _U32_PAIR.pack(high, added)) + _OPCODE
+    end = records_of_words(SAVE_XID, producer + bytes(-size % 4)) + _OPCODE
+    return begin, crc32(head), middle, end, _note_layout(len(begin), len(middle), len(end)).pack
+
+
+_note_parts: Final = lru_cache(1000)(_make_note_parts)
 
 
 @lru_cache(100)
-def _note_layout(begin: int, name: int) -> Struct:
-    """Return the layout of a MARK note: its first records, five numbers, its name, the last xid."""
-    return Struct(f"<{begin}sBIBIBIBIBI{name}sBi")
+def _note_layout(begin: int, middle: int, end: int) -> Struct:
+    """Return the layout of a MARK note, whose parts have so many bytes."""
+    return Struct(f"<{begin}sIcI{middle}sI{end}si")
 
 
 def noted_mark(note: Note) -> NotedMark | None:

@@ -265,6 +265,9 @@ class NumberedLine:
         self._begin = begin
         self._end = end
         self._has_after = has_after
+        # The number that is likely to come next, and its digits.
+        self._next = 0
+        self._next_digits = b"0"
         # The bytes of the last numbers, and the most bytes of them and the end.
         self._width = 0
         self._most = 2 * MOST_DIGITS + len(_AFTER) + len(end)
@@ -290,8 +293,16 @@ class NumberedLine:
             if not more.isdigit() or len(more) > MOST_DIGITS:
                 return 0
             after = int(more)
-        if not digits.isdigit() or len(digits) > MOST_DIGITS:
+        if len(digits) > MOST_DIGITS:
             return 0
+        if digits == self._next_digits:
+            sequence = self._next  # to parse them takes longer
+        elif digits.isdigit():
+            sequence = int(digits)
+        else:
+            return 0
+        self._next = sequence + 1
+        self._next_digits = b"%d" % self._next
         request = self.request
         self.request = Set(
             request.queue,
@@ -300,7 +311,7 @@ class NumberedLine:
             request.noreply,
             request.plain,
             request.delay,
-            PutMark(self._mark.producer, int(digits), after),
+            PutMark(self._mark.producer, sequence, after),
         )
         return stop + len(self._end)
 

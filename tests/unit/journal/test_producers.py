@@ -1,7 +1,9 @@
 """Marks of producers as notes: what they look like, and when they count."""
 
 import re
+import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,17 @@ def test_the_notes_are_as_documented() -> None:
     documented = {bytes.fromhex(block) for block in blocks}
     assert marked(RECORD, PutMark(b"p", 5), NOW, 0) + RECORD in documented
     assert b"".join(marks_notes([(b"p", LastMark(5, NOW))], 0)) in documented
+
+
+@pytest.mark.parametrize("sequence", [0, 2**32 - 1, 2**32, 2**33 + 5, MAX_SEQUENCE])
+@pytest.mark.parametrize("producer", [b"p", b"name", "\u00e9\u00e8".encode(), b"n" * MAX_PRODUCER])
+@pytest.mark.parametrize("last_xid", [-(2**31), -1, 0, 2**31 - 1])
+def test_a_mark_is_noted_as_anything_else(sequence: int, producer: bytes, last_xid: int) -> None:
+    """Though its note is made in a faster way."""
+    for added in (0, NOW, 2**32 - 1):
+        payload = struct.pack("<QII", sequence, added, zlib.crc32(RECORD)) + producer
+        found = marked(RECORD, PutMark(producer, sequence), added, last_xid)
+        assert found == encode(Note(MARK, payload), last_xid)
 
 
 def test_a_mark_counts_only_with_its_item() -> None:

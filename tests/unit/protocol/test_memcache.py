@@ -372,6 +372,22 @@ def test_a_line_with_a_number_is_read_by_what_it_has_in_common_with_another(
             assert numbered.read(re.sub(rb"seq=\d+", b"seq=" + bad, whole), 0) == 0
 
 
+def test_numbers_that_follow_one_another() -> None:
+    """The next number is found without being parsed; any other, or none, as before."""
+    parser = Parser("kestrel", queue_name_error)
+    lines = [
+        b"set work/producer=p/seq=%b 0 0 5\r\n" % digits
+        for digits in b"0 1 8 9 10 10 010 11 99 100 3 999999999999999999".split()
+    ]
+    numbered = parser.parse_numbered(lines[0])
+    assert numbered is not None
+    for line in lines:
+        assert numbered.read(line, 0) == len(line)
+        assert numbered.request == parser.parse_long(line[:-1])
+    for bad in (b"1000000000000000000", b""):
+        assert numbered.read(b"set work/producer=p/seq=%b 0 0 5\r\n" % bad, 0) == 0
+
+
 @pytest.mark.parametrize(
     "line",
     [
