@@ -2,8 +2,12 @@
 
     PYTHONPATH=build/compiled python -m bench.repeatable_puts
 
-One connection adds items, one at a time or so many pipelined; after each round it flushes the
-queue. Printed is the server's CPU time for each item, the least of some rounds that take turns.
+Some connections add items, one at a time or so many pipelined: all of them send, and then all of
+them read the answers. So the server has requests of others to serve while a client reads, and does
+not poll for the next one, which would count. Short rounds of plain adds and of a producer's take
+turns, and the queue is flushed after each. Printed are the medians of the server's CPU time for
+each item, and the median of how many times that of the plain round a producer's round took: what
+slows the machine down for a while slows both down.
 """
 
 from __future__ import annotations
@@ -11,10 +15,8 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
-from collections.abc import Callable
-from itertools import count
-from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from bench import servers
@@ -27,29 +29,33 @@ _STORED: Final = b"STORED\r\n"
 class Producer:
     """A connection that adds items, as a producer or not."""
 
-    def __init__(self, port: int, size: int) -> None:
+    def __init__(self, port: int, name: str, size: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._name = name.encode()
         self._data = b" 0 0 %d\r\n%b\r\n" % (size, b"x" * size)
-        self._numbers = count()
+        self._next = 0
 
-    def plain(self) -> bytes:
-        """Return a plain add."""
-        return b"set work" + self._data
+    def adds(self, count: int, *, is_marked: bool) -> bytes:
+        """Return the next `count` adds, plain ones or those of a producer."""
+        if not is_marked:
+            return (b"set work" + self._data) * count
+        first, self._next = self._next, self._next + count
+        return b"".join(
+            b"set work/producer=%b/seq=%d%b" % (self._name, number, self._data)
+            for number in range(first, self._next)
+        )
 
-    def marked(self) -> bytes:
-        """Return the add of the producer's next item."""
-        return b"set work/producer=importer-1/seq=%d" % next(self._numbers) + self._data
+    def send(self, adds: bytes) -> None:
+        """Send some adds."""
+        self._socket.sendall(adds)
 
-    def add(self, requests: list[bytes], depth: int) -> None:
-        """Send `requests`, at most `depth` at a time. Raises PeerError."""
-        for at in range(0, len(requests), depth):
-            some = requests[at : at + depth]
-            self._socket.sendall(b"".join(some))
-            reply = b""
-            while len(reply) < len(_STORED) * len(some):
-                reply += self._socket.recv(1 << 20)
-            if reply != _STORED * len(some):
-                raise PeerError(f"{reply[:100]!r}")
+    def receive(self, count: int) -> None:
+        """Read the answers of `count` adds. Raises PeerError."""
+        reply = b""
+        while len(reply) < len(_STORED) * count:
+            reply += self._socket.recv(1 << 16)
+        if reply != _STORED * count:
+            raise PeerError(f"{reply[:100]!r}")
 
     def flush(self) -> None:
         """Drop everything."""
@@ -57,41 +63,60 @@ class Producer:
         self._socket.recv(100)
 
 
+def round_cost(
+    producers: list[Producer], pid: int, depth: int, items: int, *, is_marked: bool
+) -> float:
+    """Return the server's CPU microseconds for each item of a round. Raises PeerError."""
+    steps = max(1, items // (depth * len(producers)))
+    sent = [
+        [producer.adds(depth, is_marked=is_marked) for producer in producers] for _ in range(steps)
+    ]
+    before = accounting.cpu_seconds(pid)
+    for step in sent:
+        for producer, adds in zip(producers, step, strict=True):
+            producer.send(adds)
+        for producer in producers:
+            producer.receive(depth)
+    cost = accounting.cpu_seconds(pid) - before
+    producers[0].flush()
+    return cost / (steps * depth * len(producers)) * 1e6
+
+
 def measured(
-    producer: Producer, pid: int, depth: int, options: argparse.Namespace
-) -> dict[str, float]:
-    """Return the server's CPU microseconds for each item, plain and as a producer."""
-    ways: dict[str, Callable[[], bytes]] = {"plain": producer.plain, "marked": producer.marked}
-    best = dict.fromkeys(ways, inf)
-    for _ in range(options.rounds):
-        for name, way in ways.items():
-            requests = [way() for _ in range(options.items)]
-            before = accounting.cpu_seconds(pid)
-            producer.add(requests, depth)
-            best[name] = min(best[name], accounting.cpu_seconds(pid) - before)
-            producer.flush()
-    return {name: seconds / options.items * 1e6 for name, seconds in best.items()}
+    producers: list[Producer], pid: int, depth: int, options: argparse.Namespace
+) -> tuple[float, float, float]:
+    """Return the medians of a plain item's cost, of a producer's, and of their ratio."""
+    costs: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(options.rounds + 1):
+        for is_marked in (number % 2 == 0, number % 2 == 1):
+            cost = round_cost(producers, pid, depth, options.items, is_marked=is_marked)
+            if number:  # the first ones warm up
+                costs[is_marked].append(cost)
+    ratios = [marked / plain for plain, marked in zip(costs[False], costs[True], strict=True)]
+    return median(costs[False]), median(costs[True]), median(ratios)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark. Return exit status 1 if the server could not be measured."""
     parser = argparse.ArgumentParser(prog="bench.repeatable_puts", description=__doc__)
-    parser.add_argument("--items", type=int, default=20_000, help="items of each round")
+    parser.add_argument("--items", type=int, default=2000, help="items of each round")
     parser.add_argument("--depth", type=int, default=16, help="adds sent at a time, pipelined")
+    parser.add_argument("--connections", type=int, default=4, help="connections that add")
     parser.add_argument("--size", type=int, default=1024, help="bytes of an item")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of each kind")
     parser.add_argument("--dir", type=Path, default=None, help="where the journals are")
     options = parser.parse_args(arguments)
     try:
         with servers.running(servers.ours(), 0, options.dir) as server:
-            # One for all: the server would not store the items of another that counts from 0 again.
-            producer = Producer(server.port, options.size)
+            producers = [
+                Producer(server.port, f"importer-{number}", options.size)
+                for number in range(options.connections)
+            ]
             for depth in (1, options.depth):
-                costs = measured(producer, server.pid, depth, options)
-                ratio = costs["marked"] / costs["plain"]
+                plain, marked, ratio = measured(producers, server.pid, depth, options)
                 print(
-                    f"depth {depth}: plain {costs['plain']:.2f} us of server CPU for each item, "
-                    f"of a producer {costs['marked']:.2f}: {ratio:.2f} times that"
+                    f"depth {depth}: plain {plain:.2f} us of server CPU for each item, "
+                    f"of a producer {marked:.2f}: {ratio:.2f} times that"
                 )
     except PeerError as error:
         print(error, file=sys.stderr)
