@@ -21,7 +21,7 @@ An item is live if its place is at least `fresh`, or in `front` or `opened`. Ite
 reads count as live, so what a pack takes for live may be a little too much, which does no harm.
 
 No undo entry is changed once it is made. Those of requests that are made most often are not frozen,
-because that would triple the time to make one.
+and their `__init__` is written out; see `marks.PutMark`.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class ReadOpened:
     by_reader: bool = True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class ReadsOpened:
     """Several items were opened by a reader; `last_xid` is the last-used xid before that."""
 
@@ -58,14 +58,26 @@ class ReadsOpened:
     items: list[bytes]
     last_xid: int
 
+    def __init__(self, xids: Sequence[int], items: list[bytes], last_xid: int) -> None:
+        self.xids = xids
+        self.items = items
+        self.last_xid = last_xid
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class ReadsConfirmed:
     """Several open reads were confirmed; `reservations` has that of each, if any."""
 
     xids: Sequence[int]
     items: list[bytes]
     reservations: list[Reservation | None]
+
+    def __init__(
+        self, xids: Sequence[int], items: list[bytes], reservations: list[Reservation | None]
+    ) -> None:
+        self.xids = xids
+        self.items = items
+        self.reservations = reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +111,14 @@ class ReadHeldBack:
     reservation: Reservation | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class ReadsReserved:
     """Open reads were reserved."""
 
     reservation: Reservation
+
+    def __init__(self, reservation: Reservation) -> None:
+        self.reservation = reservation
 
 
 @dataclass(frozen=True, slots=True)

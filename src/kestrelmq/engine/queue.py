@@ -1640,20 +1640,19 @@ class Queue(Committable):
         last = reads.last_xid
         free = reads.free_xids(min(most, len(backlog.memory)))
         items: list[bytes] = []
-        size, left = 0, backlog.memory_bytes
+        size, most_size = 0, min(most_bytes - 1, backlog.memory_bytes - backlog.refill_below)
         take = backlog.memory.popleft
-        while len(items) < len(free) and size < most_bytes and left >= backlog.refill_below:
+        wanted = len(free)
+        while len(items) < wanted and size <= most_size:
             record = take()
             if type(record) is not bytes:  # an annotated one
                 backlog.memory.appendleft(record)
                 break
-            data_size = len(record) - ADDX_HEADER
-            size += data_size
-            left -= data_size
+            size += len(record) - ADDX_HEADER
             items.append(record)
-        xids = free if len(items) == len(free) else free[: len(items)]
+        xids = free if len(items) == wanted else free[: len(items)]
         if items:
-            backlog.memory_bytes = left
+            backlog.memory_bytes -= size
             reads.put_all(xids, items, size + ADDX_HEADER * len(items))
             self.get_hits += len(items)
             self._collect(REMOVE_TENTATIVE_RECORD * len(items))

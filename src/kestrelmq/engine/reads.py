@@ -189,7 +189,10 @@ class OpenReads:
             ended = [record for record in found if record is not None]
         else:
             ended = cast("list[bytes]", found)
-        self.open_bytes -= sum(map(len, ended))
+        size = 0
+        for record in ended:  # compiled, a tenth of the time of `sum`
+            size += len(record)
+        self.open_bytes -= size
         if len(self.retrying):
             for xid in xids:
                 self._forget_retrying(xid)

@@ -79,9 +79,11 @@ class ReserveTerms:
     tag: str = ""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Reservation:
     """Reads that were reserved together.
+
+    As in `marks.PutMark`, its `__init__` is written out.
 
     Attributes:
         nonce: a random number that names it; a client must know it.
@@ -103,11 +105,24 @@ class Reservation:
     xids: Sequence[int]
     size: int
     left: int
-    number: int = 0
-    deadline: float = 0.0
-    set_at: int = 0
-    extended: dict[int, tuple[float, int]] | None = None
-    due: float = inf
+    number: int
+    deadline: float
+    set_at: int
+    extended: dict[int, tuple[float, int]] | None
+    due: float
+
+    def __init__(
+        self, nonce: int, terms: ReserveTerms, xids: Sequence[int], size: int, left: int
+    ) -> None:
+        self.nonce = nonce
+        self.terms = terms
+        self.xids = xids
+        self.size = size
+        self.left = left
+        self.number = self.set_at = 0
+        self.deadline = 0.0
+        self.extended = None
+        self.due = inf
 
 
 class ReservedReads:
@@ -462,14 +477,13 @@ def _is_up_to(tag: str, name: str, epoch: int) -> bool:
 
 
 def _encode_reads(xids: Sequence[int]) -> bytes:
+    if is_run(xids):  # most are
+        return _RUN.pack(first_xid(xids), len(xids))
     return b"".join([_RUN.pack(first, count) for first, count in _runs(xids)])
 
 
 def _runs(xids: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the number of each run of consecutive xids."""
-    if is_run(xids):  # most are
-        yield first_xid(xids), len(xids)
-        return
     first = count = 0
     for xid in xids:
         if count and xid == first + count:

@@ -61,7 +61,7 @@ class MemcacheReserve(ReserveHandler):
             parts[0] = bytes(parts[0]).removeprefix(_LINE_END)
             parts.append(_LINE_END)
         parts.append(END)
-        self._connection.push_large(parts, size, tuple(queue for queue, _ in reserved))
+        self._connection.push_large(parts, size, tuple([queue for queue, _ in reserved]))
 
     def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
@@ -82,13 +82,12 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
         begins += [before + begin] * len(some)
         endings += some
     rests: list[bytes] = []
-    last_header, last_deliveries, rest = b"", 0, b""
+    header, last_deliveries, rest = b"", 0, b""
     for record in items:
-        header = record[:ADDX_HEADER]
         deliveries = 1 if type(record) is bytes else item_deliveries(record) + 1
         # Neighbours are often of the same size and millisecond.
-        if header != last_header or deliveries != last_deliveries:
-            last_header, last_deliveries = header, deliveries
+        if deliveries != last_deliveries or not record.startswith(header):
+            header, last_deliveries = record[:ADDX_HEADER], deliveries
             size = len(record) - ADDX_HEADER
             rest = reserved_rest(reservation.nonce, deliveries, item_times(record), size)
         rests.append(rest)

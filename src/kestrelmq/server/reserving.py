@@ -187,13 +187,11 @@ class PendingReserve(PendingRequest):
 
         Raises as `ServerContext.queue_to_read` and `Queue.check_tag`.
         """
-        context, collection = self._context, self._context.collection
         for name in self._names:
-            context.check_client(name, write=False)
-            queue = collection.existing(name)
+            queue = _existing(self._context, name)
             if queue is not None:
                 queue.check_tag(self._terms.tag)
-        found = [collection.obtain_single(name) for name in self._names]
+        found = [self._context.collection.obtain_single(name) for name in self._names]
         return [queue for queue in found if queue is not None]
 
     def _try(self, queues: list[Queue]) -> bool:
@@ -381,11 +379,10 @@ def end_reserved(
             seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
             answer(context.collection.owners.extend(request.owner, seconds, now), None)
             return
-        context.check_client(request.queue, write=False)
         if isinstance(request, Retire):
             queue = context.queue_to_read(request.queue)
         else:
-            queue = context.collection.existing(request.queue)
+            queue = _existing(context, request.queue)
         if queue is None:
             answer(0, None)
         elif isinstance(request, Release) and request.owner:
@@ -395,6 +392,20 @@ def end_reserved(
             answer(_applied(queue, request), queue)
     except KestrelError as error:
         refuse(error)
+
+
+def _existing(context: ServerContext, name: str) -> Queue | None:
+    """Return the queue `name`, or None if it does not exist, or is an alias.
+
+    Raises:
+        QueueUnavailable: this client may not read the queue, or it is damaged or still loading.
+        InvalidQueueName: no queue can have that name.
+    """
+    queue = context.collection.queues.get(name)
+    if queue is None or queue.restricted:
+        context.check_client(name, write=False)
+        queue = context.collection.existing(name)
+    return queue
 
 
 def _applied(queue: Queue, request: Finish | Release | Extend | Retire) -> int:
