@@ -3,9 +3,12 @@
     PYTHONPATH=build/compiled python -m bench.reserve
 
 Some connections read a queue of items: `get` pipelined, so many at a time, or `reserve` of so many
-and then `finish` of them, which is sent alone or together with the next `reserve`. Printed is the
-server's CPU time for each item, the least of some rounds. With one connection, the server waits for
-the client between two requests, and polling for the next one is part of that time.
+and then `finish` of them, which is sent alone or together with the next `reserve`. While the client
+works on the answer to one connection, the server has the requests of the others: it does not poll
+for the next one, which would count, unless there is one connection only. Short rounds of each way
+take turns. Printed are the medians of the server's CPU time for each item, and the median of how
+many times that of a round of gets the round after it took: what slows the machine down for a while
+slows both down.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import argparse
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from math import inf
+from operator import truediv
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from bench import servers
@@ -38,13 +42,12 @@ class Reader:
             size -= len(self._socket.recv(1 << 20))
 
     def add(self, items: int) -> None:
-        """Add items, a hundred at a time."""
-        for _ in range(items // 100):
+        """Add at least so many items, a hundred at a time."""
+        for _ in range(-(-items // 100)):
             self._socket.sendall(self._set * 100)
             self._receive(800)
 
-    # Each of these sends a request; what it yields to has others send theirs. Then it reads the
-    # reply. So the server has something to do while a client works on what it got.
+    # Each of these sends a request, yields, and then reads the reply; see `in_turn`.
 
     def get(self, items: int) -> Iterator[None]:
         """Read items by as many pipelined gets."""
@@ -90,63 +93,79 @@ class Reader:
         return b" ".join(reads)
 
 
-def together(steps: list[Iterator[None]]) -> None:
-    """Let all connections send their requests, and then read their replies."""
-    for step in steps:
-        next(step)
-    for step in steps:
-        next(step, None)
+Step = Callable[[Reader, int], Iterator[None]]
+"""Sends a request for so many items, yields, and reads the reply."""
 
 
-WAYS: Final[dict[str, tuple[Callable[[Reader, int], Iterator[None]], ...]]] = {
-    "get": (Reader.get,),
-    "reserve": (Reader.reserve, Reader.finish),
-    "chained": (Reader.reserve_on,),
+def in_turn(readers: list[Reader], steps: list[Step], items: int) -> None:
+    """Let each connection take all steps; while one reads its reply, others have sent requests."""
+    begun: list[Iterator[None]] = []
+    for step in steps:
+        ended, begun = begun, []
+        for place, reader in enumerate(readers):
+            if ended:
+                next(ended[place], None)
+            begun.append(step(reader, items))
+            next(begun[place])
+    for one in begun:
+        next(one, None)
+
+
+WAYS: Final[dict[str, list[Step]]] = {
+    "get": [Reader.get],
+    "reserve": [Reader.reserve, Reader.finish],
+    "chained": [Reader.reserve_on],
 }
 """What each connection sends, one after the other."""
 
 
-def measured(port: int, pid: int, way: str, options: argparse.Namespace) -> float:
-    """Return the server's CPU microseconds for each item."""
+def round_cost(readers: list[Reader], pid: int, way: str, options: argparse.Namespace) -> float:
+    """Return the server's CPU microseconds for each item of a round."""
+    repeated = max(1, options.items // (options.batch * len(readers)))
+    items: int = repeated * options.batch * len(readers)
+    readers[0].add(items)
+    before = accounting.cpu_seconds(pid)
+    in_turn(readers, WAYS[way] * repeated, options.batch)
+    if any(reader.has_reads for reader in readers):
+        in_turn(readers, [Reader.finish], options.batch)
+    return (accounting.cpu_seconds(pid) - before) / items * 1e6
+
+
+def measured(port: int, pid: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the costs of the rounds of each way."""
     readers = [Reader(port, options.size) for _ in range(options.connections)]
-    rounds = options.items // (options.batch * len(readers))
-    items: int = rounds * options.batch * len(readers)
-    best: float = inf
-    for _ in range(options.rounds):
-        readers[0].add(options.items)
-        before = accounting.cpu_seconds(pid)
-        for _ in range(rounds):
-            for step in WAYS[way]:
-                together([step(reader, options.batch) for reader in readers])
-        together([reader.finish(options.batch) for reader in readers if reader.has_reads])
-        best = min(best, accounting.cpu_seconds(pid) - before)
-        together([reader.get(options.items - items) for reader in readers[:1]])
-    return best / items * 1e6
+    costs: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(options.rounds + 1):
+        for way in WAYS:
+            cost = round_cost(readers, pid, way, options)
+            if number:  # the first ones warm up
+                costs[way].append(cost)
+    return costs
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark. Return exit status 1 if the server could not be measured."""
     parser = argparse.ArgumentParser(prog="bench.reserve", description=__doc__)
-    parser.add_argument("--items", type=int, default=20_000, help="items of each round")
+    parser.add_argument("--items", type=int, default=4000, help="items of each round")
     parser.add_argument("--batch", type=int, default=100, help="items of each reserve, at most 300")
     parser.add_argument("--connections", type=int, default=4, help="connections that read")
     parser.add_argument("--size", type=int, default=1024, help="bytes of an item")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each way")
     parser.add_argument("--dir", type=Path, default=None, help="where the journals are")
     options = parser.parse_args(arguments)
     try:
         with servers.running(servers.ours(), 0, options.dir) as server:
-            costs = {way: measured(server.port, server.pid, way, options) for way in WAYS}
+            costs = measured(server.port, server.pid, options)
     except PeerError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"get      {costs['get']:.2f} us of server CPU for each item")
+    print(f"get      {median(costs['get']):.2f} us of server CPU for each item")
     for how, what in (
         ("reserve", "with its finish"),
         ("chained", "each finish sent together with the next reserve"),
     ):
-        ratio = costs[how] / costs["get"]
-        print(f"reserve  {costs[how]:.2f} us, {what}: {ratio:.2f} times that")
+        ratio = median(map(truediv, costs[how], costs["get"]))
+        print(f"reserve  {median(costs[how]):.2f} us, {what}: {ratio:.2f} times that")
     return 0
 
 
