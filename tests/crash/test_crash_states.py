@@ -21,6 +21,7 @@ REACHED = {
     "delayed": {"rotate", "remove_old", "replace", "remove"},
     "delayed, rewritten from files": {"rotate", "remove_old", "replace", "remove"},
     "delayed, written ahead": {"rotate", "write_ahead", "replace", "remove"},
+    "delayed, joined ahead": {"rotate", "write_ahead", "remove_old"},
     "delayed beside a worker": {"rotate", "remove_old"},
     "rewritten": {"rotate", "remove_old"},
     "rewritten from files": {"rotate", "remove_old"},

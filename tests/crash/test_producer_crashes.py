@@ -104,7 +104,7 @@ class Scenario:
         mark = PutMark(b"p", self.numbers[b"p"])
         record = item(self.clock.now(), 0, b"p:%d" % mark.sequence)
         file = self.queue.new_file_name()
-        self.queue.write_ahead(file, record, lambda: None, mark)
+        self.queue.write_ahead(file, record, lambda: None, self.queue.mark_note(mark))
         self.queue.open_read()
         self.commit()
         assert self.queue.accept_written_ahead(record, file, mark=mark)

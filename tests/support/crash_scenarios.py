@@ -272,6 +272,17 @@ class Run:
         self.collection.check_deadlines()
         self.write()
 
+    def join_written_ahead(self, seconds: int) -> None:
+        """Let time pass, and the only item join that is due: it is written before, as if large."""
+        self.clock.advance(seconds)
+        self.waiting.append(self.delayed.pop(0)[1])
+        self.note()
+        queue, delayed = self.queue, self.queue._delayed
+        assert delayed is not None
+        ((xid, record),) = delayed.take_due(self.clock.now(), self.clock.monotonic())
+        queue._write_joining(delayed, xid, record)
+        self.write()
+
     def flush(self) -> None:
         """Drop all items, the delayed ones last."""
         self.waiting.clear()
@@ -480,6 +491,25 @@ def written_ahead(run: Run) -> None:
         run.remove()
 
 
+def joined_written_ahead(run: Run) -> None:
+    """Has delayed items that are written before they join, among others, and is rewritten."""
+    for _ in range(2):
+        for number in range(4):
+            run.delay(number + 1)
+            run.add()
+        for number in range(4):
+            run.join_written_ahead(1)
+            run.add(15)
+            if number % 2:
+                run.sync()
+            run.open_read()
+            run.pass_time(0)
+        run.restart()
+        while len(run.waiting) > 1:
+            run.remove()
+        run.pass_time(2)
+
+
 def deleted(run: Run) -> None:
     """Is deleted, with several files, and begun again."""
     for _ in range(10):
@@ -639,6 +669,11 @@ TINY = QueueConfig(
 SCENARIOS = {
     "delayed, written ahead": (
         delayed_written_ahead,
+        TINY.model_copy(update={"max_memory_size": 10_000}),
+        50_000,
+    ),
+    "delayed, joined ahead": (
+        joined_written_ahead,
         TINY.model_copy(update={"max_memory_size": 10_000}),
         50_000,
     ),

@@ -29,7 +29,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.worker import Worker
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
@@ -39,8 +39,6 @@ from kestrelmq.marks import PutMark
 
 SLICE_ITEMS: Final = 200
 """Most items that join, or are confirmed, at once: this takes two or three milliseconds."""
-_SLICE_BYTES: Final = 1 << 20
-"""Bytes of data after which no more items join at once."""
 _SYNC_PERIOD: Final = 1.0
 """Least seconds between two syncs of what joined, and until a failed step is tried again."""
 _LONGEST_SLEEP: Final = 60.0
@@ -127,6 +125,7 @@ class DelayedItems(Generic[AnyCompanion]):
     Attributes:
         companion: the queue that has them as open reads.
         joined: the items that are joined or safe, by xid.
+        is_writing: whether the item that was taken is being written; no other one joins meanwhile.
     """
 
     def __init__(self, companion: AnyCompanion, joined: Iterable[int]) -> None:
@@ -151,7 +150,7 @@ class DelayedItems(Generic[AnyCompanion]):
         # Entries of the heap whose items are just joining.
         self._taken: list[int] = []
         self._safe: deque[int] = deque()
-        self._is_syncing = False
+        self._is_syncing = self.is_writing = False
         self._sync_at = self._join_at = 0.0
 
     def __len__(self) -> int:
@@ -194,7 +193,7 @@ class DelayedItems(Generic[AnyCompanion]):
             at: the same in monotonic seconds.
         """
         steps = []
-        due = self._next_due
+        due = None if self.is_writing else self._next_due
         if due is not None:
             wait = max(0.0, (due - now) / 1000)
             steps.append(max(self._join_at, at + min(wait, _LONGEST_SLEEP)))
@@ -256,7 +255,7 @@ class DelayedItems(Generic[AnyCompanion]):
     # --- joining ---
 
     def take_due(self, now: int, at: float) -> list[tuple[int, bytes]]:
-        """Take some of the items that are due, in order, with their xids.
+        """Take some of the items that are due, in order, with their xids; a large one alone.
 
         Call `have_joined` or `put_back` afterwards.
 
@@ -265,19 +264,20 @@ class DelayedItems(Generic[AnyCompanion]):
             at: the same in monotonic seconds.
         """
         taken: list[tuple[int, bytes]] = []
-        if at < self._join_at:
+        if at < self._join_at or self.is_writing:
             return taken
         size = 0
-        while len(taken) < SLICE_ITEMS and size < _SLICE_BYTES:
+        while len(taken) < SLICE_ITEMS and size < WRITE_AHEAD_SIZE:
             due = self._next_due
             if due is None or due > now:
                 break
-            entry = heapq.heappop(self._due)
-            self._taken.append(entry)
-            xid = _xid(entry)
+            xid = _xid(self._due[0])
             record = self._held[xid]
+            if taken and _size(record) >= WRITE_AHEAD_SIZE:
+                break
+            self._taken.append(heapq.heappop(self._due))
             taken.append((xid, record))
-            size += len(record)
+            size += _size(record)
         return taken
 
     def have_joined(self) -> int:
@@ -299,6 +299,10 @@ class DelayedItems(Generic[AnyCompanion]):
         self._join_at = at + _SYNC_PERIOD
         for entry in self._taken:
             heapq.heappush(self._due, entry)
+        self._taken.clear()
+
+    def forget_taken(self) -> None:
+        """Forget the items that were taken: they are not there any more."""
         self._taken.clear()
 
     # --- confirming what joined ---

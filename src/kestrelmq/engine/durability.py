@@ -189,6 +189,7 @@ class GroupCommit:
         "_followers",
         "_joined",
         "_records",
+        "_writer",
         "dirty",
         "failures",
         "new_files",
@@ -204,6 +205,7 @@ class GroupCommit:
         The default `worker` runs each job at once. Queues keep the worker that they began with.
         """
         self.worker: Worker = worker or InlineWorker()
+        self._writer: Worker | None = None
         self._records: list[bytes] = []
         self._joined = b""
         self.new_files = 0
@@ -213,6 +215,18 @@ class GroupCommit:
         self.with_deadlines: set[Committable] = set()
         self.on_timer_needed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
+
+    @property
+    def writer(self) -> Worker:
+        """What writes large items; the `worker`, unless another one is set.
+
+        It should not be kept waiting by the work on journals.
+        """
+        return self.worker if self._writer is None else self._writer
+
+    @writer.setter
+    def writer(self, writer: Worker) -> None:
+        self._writer = writer
 
     def commit(self) -> dict[Committable, JournalError]:
         """Write everything; return the queues that could not be written, and why."""

@@ -18,7 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Final, Protocol
 
@@ -51,7 +51,7 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import LOG_INTERVAL, RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import Worker, run_to_end
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
@@ -60,7 +60,13 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
-from kestrelmq.journal.notes import counted, joining, uncounted_unremove
+from kestrelmq.journal.notes import (
+    ItemNote,
+    counted,
+    joining,
+    joining_note,
+    uncounted_unremove,
+)
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.read_table import NO_READS, ReadTable
 from kestrelmq.journal.records import (
@@ -77,6 +83,7 @@ from kestrelmq.journal.records import (
     item_add_time,
     item_deliveries,
     item_expiry,
+    item_in_pieces,
     pack_header,
     save_xid,
     unremove,
@@ -211,6 +218,10 @@ def _any_expires(records: Iterable[bytes]) -> bool:
         if record[13:21] != NO_EXPIRY:
             return True
     return False
+
+
+def _mark_note(mark: PutMark, added: int, record: bytes, last_xid: int) -> bytes:
+    return marked(record, mark, added, last_xid)
 
 
 class Queue(Committable):
@@ -1043,7 +1054,9 @@ class Queue(Committable):
             return
         at = self._clock.monotonic()
         taken = delayed.take_due(self._clock.now(), at)
-        if taken:
+        if taken and len(taken[0][1]) >= WRITE_AHEAD_SIZE + ADDX_HEADER:
+            self._write_joining(delayed, *taken[0])
+        elif taken:
             try:
                 delayed.companion.write_now()
                 for xid, record in taken:
@@ -1068,18 +1081,89 @@ class Queue(Committable):
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
 
+    def _write_joining(self, delayed: "DelayedItems[Queue]", xid: int, record: bytes) -> None:
+        """Have the writer write a large delayed item that is due; then it joins.
+
+        It is the only one that was taken, and the others wait until it has joined.
+        """
+        delayed.is_writing = True
+        file = self.new_file_name() if self._takes_files else None
+        plain: list[bytes] = []
+
+        def write(pause: Pause) -> None:
+            one = record
+            if isinstance(record, AnnotatedItem):  # its xid is one of the companion
+                data = memoryview(record)[ADDX_HEADER:]
+                one = item_in_pieces(item_add_time(record), item_expiry(record), data, pause)
+            plain.append(one)
+            if file is not None:
+                self.write_ahead(file, one, pause, partial(joining_note, xid))
+
+        def written(error: BaseException | None) -> None:
+            delayed.is_writing = False
+            if self._closed or not delayed.companion.reads.is_open(xid, record):
+                delayed.forget_taken()  # it was flushed, or the queue deleted
+            elif error is None:
+                self._join_written(delayed, plain[0], file)
+            else:
+                delayed.put_back(self._clock.monotonic())
+            if file is not None:
+                self.discard_file(file)  # unless it was used
+            if isinstance(error, OSError):
+                if isinstance(self.journal, FileJournal):  # else it was turned off meanwhile
+                    self._fail(error)
+            elif error is not None:
+                log.error("a delayed item of queue %s was not written", self.name, exc_info=error)
+            if self.next_deadline is not None:
+                self._commits.watch_deadlines(self)
+
+        self._commits.writer.run(write, written)
+
+    def _join_written(
+        self, delayed: "DelayedItems[Queue]", record: bytes, file: str | None
+    ) -> None:
+        """Add the delayed item that was taken; it is in `file`, if there was a journal.
+
+        If that cannot be done now, it is still delayed, and it is tried again a second later.
+        """
+        size = len(record) - ADDX_HEADER
+        try:
+            delayed.companion.write_now()
+            if file is not None and self._takes_files:
+                self._append_file(record, file, None, is_noted=True)
+            elif type(self.journal) is NoJournal:
+                self.write_now()  # what is written together with it would be copied
+                self._append_noted(record, size, record)
+                self.write_now()
+            else:  # its journal is being begun or ended, or must be replaced before
+                delayed.put_back(self._clock.monotonic())
+                return
+        except BaseException as error:
+            delayed.put_back(self._clock.monotonic())
+            if not isinstance(error, JournalError):
+                raise
+            return
+        if record[13:21] != NO_EXPIRY:
+            self._expiring = self._needs_checks = self._read_needs_checks = True
+        delayed.have_joined()
+        if self.waiters:
+            self._serve()
+
     # --- adding an item that was written ahead ---
 
     @property
     def can_write_ahead(self) -> bool:
         """Whether an item may be written by `write_ahead` before it is added (`WrittenAhead`)."""
+        return self._takes_files and not self._limits.fanout_only and not self._limits.writes_paused
+
+    @property
+    def _takes_files(self) -> bool:
+        """Whether a file that `write_ahead` makes may become part of the journal now."""
         return (
             isinstance(self.journal, FileJournal)
             and not self._closed
             and not self.journal.is_ending
             and not self.journal.suspect
-            and not self._limits.fanout_only
-            and not self._limits.writes_paused
         )
 
     def writes_ahead(self, *, is_delayed: bool) -> "Queue | None":
@@ -1107,8 +1191,12 @@ class Queue(Committable):
         self._commits.new_files += 1
         return temporary_name(self.name, AHEAD, self._commits.new_files)
 
+    def mark_note(self, mark: PutMark) -> ItemNote:
+        """Return what makes the note of a producer's item, for `write_ahead`."""
+        return partial(_mark_note, mark, self._clock.now() // 1000)
+
     def write_ahead(
-        self, file: str, record: bytes, pause: Pause, mark: PutMark | None = None
+        self, file: str, record: bytes, pause: Pause, note: ItemNote | None = None
     ) -> None:
         """Write the record of a large item to a file before it is added; from any thread.
 
@@ -1116,7 +1204,7 @@ class Queue(Committable):
             file: the file's name; pass it to `accept_written_ahead` or `discard_file`.
             record: the item; its expiry is within `limited_expiry`.
             pause: called after each short piece.
-            mark: that of its producer, if it has one.
+            note: makes what stands before it, if anything does.
 
         Raises:
             OSError: it could not be written; the file was removed.
@@ -1124,10 +1212,8 @@ class Queue(Committable):
         journal = self.journal
         if isinstance(journal, NoJournal):
             raise OSError(f"queue {self.name} keeps no journal any more")
-        note = b""
-        if mark is not None:
-            note = marked(record, mark, self._clock.now() // 1000, self.reads.last_xid)
-        journal.write_ahead(file, record, pause, note)
+        before = b"" if note is None else note(record, self.reads.last_xid)
+        journal.write_ahead(file, record, pause, before)
 
     def discard_file(self, file: str) -> None:
         """Remove a file that `write_ahead` made, unless it was removed or used already."""
@@ -1164,13 +1250,17 @@ class Queue(Committable):
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
-        self._append_file(record, file, mark)
+        self._append_file(record, file, mark, is_noted=item_deliveries(record) > 0)
         if self.waiters:
             self._serve()
         return True
 
-    def _append_file(self, record: bytes, file: str, mark: PutMark | None) -> None:
+    def _append_file(
+        self, record: bytes, file: str, mark: PutMark | None, *, is_noted: bool = False
+    ) -> None:
         """Append an item whose record is in `file`, and continue the journal there.
+
+        `is_noted` is whether another note than that of the `mark` stands before it.
 
         Raises:
             JournalError: the journal could not be written; the item was not added.
@@ -1192,6 +1282,7 @@ class Queue(Committable):
         self.failure = None
         if mark is not None:
             self.backlog.producers.set(mark, self._clock.now() // 1000)
+        if mark is not None or is_noted:
             # The file begins with a note, which ends with the last-used xid when it was written.
             self.changes.prelude += save_xid(self.reads.last_xid)
         if self._is_traced:

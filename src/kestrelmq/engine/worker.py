@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 Task = Generator[Job, BaseException | None, Result]
 """A change in several steps. It yields jobs, and is sent what each raised, or None."""
 
+WRITE_AHEAD_SIZE: Final = 1 << 20
+"""An item with so many bytes of data, or more, is written by a worker, as that takes long."""
 _PAUSE: Final = 100e-6
 """Seconds; long enough for a thread that waits for the interpreter to get it."""
 _LONGEST_PAUSE: Final = 1e-3

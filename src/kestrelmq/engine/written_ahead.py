@@ -7,9 +7,12 @@ files, which replay ignores; the item was not acknowledged. For a queue without 
 thread only makes the record.
 """
 
+from collections.abc import Sequence
+
 from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.journal.notes import ItemNote
 from kestrelmq.journal.records import ADDX_HEADER, item_expiry, item_in_pieces
 from kestrelmq.marks import PutMark
 
@@ -18,6 +21,7 @@ class WrittenAhead:
     """An item for a queue and its children.
 
     Attributes:
+        queue: the queue.
         record: the item, once it is written.
     """
 
@@ -28,9 +32,9 @@ class WrittenAhead:
         "_files",
         "_is_delayed",
         "_mark",
-        "_queue",
         "_records",
         "_writers",
+        "queue",
         "record",
     )
 
@@ -53,7 +57,7 @@ class WrittenAhead:
             is_delayed: whether it is delayed until then.
         """
         self.record = b""
-        self._queue = queue
+        self.queue = queue
         self._added = added
         self._expiry = expiry
         self._mark = mark
@@ -67,8 +71,14 @@ class WrittenAhead:
 
     @property
     def is_useful(self) -> bool:
-        """Whether there is anything to write to a file."""
-        return len(self._files) > 0
+        """Whether there is anything to write to a file, or an expiry to limit, which copies it."""
+        return len(self._files) > 0 or set(self._expiries.values()) != {self._expiry}
+
+    @property
+    def targets(self) -> tuple[Queue, ...]:
+        """The queues whose journals it is written to, as far as is known yet."""
+        both = self._is_delayed or self._mark is not None
+        return self.queue.targets_with_companions() if both else self.queue.targets
 
     def write(self, data: bytes | memoryview, pause: Pause) -> None:
         """Write an item of `data`; from any thread. Raises OSError.
@@ -87,9 +97,9 @@ class WrittenAhead:
             if file is None:
                 continue
             try:
-                self._writers[one].write_ahead(file, own, pause, self._mark_for(one))
+                self._writers[one].write_ahead(file, own, pause, self._note_for(one))
             except OSError:
-                if one is self._queue:
+                if one is self.queue:
                     raise
                 del self._files[one]  # it gets the item as any other, and has the error again
 
@@ -102,8 +112,12 @@ class WrittenAhead:
             record = self._records[expiry] = item_in_pieces(self._added, expiry, data, pause)
         return record
 
+    def _note_for(self, one: Queue) -> ItemNote | None:
+        mark = self._mark_for(one)
+        return None if mark is None else self._writers[one].mark_note(mark)
+
     def _mark_for(self, one: Queue) -> PutMark | None:
-        if self._mark is None or one is self._queue:
+        if self._mark is None or one is self.queue:
             return self._mark
         return self._mark.by_master()
 
@@ -116,7 +130,7 @@ class WrittenAhead:
             QueueUnavailable: as these.
             JournalError: a journal could not be written.
         """
-        queue, mark = self._queue, self._mark
+        queue, mark = self.queue, self._mark
         if mark is not None and not queue.is_next(mark):
             self.discard()
             return queue.add_record_once(self.record, mark, is_delayed=self._is_delayed)
@@ -141,11 +155,93 @@ class WrittenAhead:
             return one.accept_delayed(record, file=file)
         if file is not None:
             return one.accept_written_ahead(record, file, self._expiry, mark)
+        # Whatever is written together with it would be joined with it, which copies it.
+        one.write_now()
         if mark is not None:
-            return one.accept_once(record, mark, is_delayed=False)
-        return one.accept(record, self._expiry)
+            is_stored = one.accept_once(record, mark, is_delayed=False)
+        else:
+            is_stored = one.accept(record, self._expiry)
+        one.write_now()
+        return is_stored
 
     def discard(self) -> None:
         """Remove the files whose item was not added; the others have new names."""
         for one, file in self._files.items():
             one.discard_file(file)
+
+
+class LargePut:
+    """A large item for the queues of a name, each with its children: a queue, or an alias.
+
+    Attributes:
+        writing: the queue whose files are written, or were last.
+    """
+
+    __slots__ = ("_failure", "_parts", "writing")
+
+    def __init__(self, parts: Sequence[WrittenAhead], failure: str | None = None) -> None:
+        """Prepare; `write` is to follow.
+
+        Args:
+            parts: the item for each of the queues, of which there is at least one.
+            failure: why another queue cannot take it; None if all can.
+        """
+        self._parts = parts
+        self._failure = failure
+        self.writing = parts[0].queue
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether there is anything to write to a file, or to copy."""
+        return any(part.is_useful for part in self._parts)
+
+    @property
+    def targets(self) -> list[Queue]:
+        """The queues whose journals it is written to."""
+        return [queue for part in self._parts for queue in part.targets]
+
+    def write(self, data: bytes | memoryview, pause: Pause) -> None:
+        """Write an item of `data`; from any thread. Raises OSError. See `WrittenAhead.write`."""
+        first = self._parts[0]
+        self.writing = first.queue
+        first.write(data, pause)
+        self._write_others(first.record, pause)
+
+    def write_record(self, record: bytes, pause: Pause) -> None:
+        """Do what `write` does, for an item that is already a record."""
+        first = self._parts[0]
+        self.writing = first.queue
+        first.write_record(record, pause)
+        self._write_others(record, pause)
+
+    def _write_others(self, record: bytes, pause: Pause) -> None:
+        for part in self._parts[1:]:
+            self.writing = part.queue
+            part.write_record(record, pause)
+
+    def add(self) -> bool:
+        """Add it to every queue; return False if any refused it.
+
+        Raises:
+            QueueUnavailable: a queue cannot take it; the others have it, or have refused it.
+            JournalError: a journal could not be written; likewise.
+        """
+        accepted = True
+        unavailable, failure = self._failure, None
+        for part in self._parts:
+            try:
+                accepted &= part.add()
+            except QueueUnavailable as error:
+                unavailable = str(error)
+            except JournalError as error:
+                failure = str(error)
+        if failure is not None:
+            raise JournalError(failure)
+        if unavailable is not None:
+            raise QueueUnavailable(unavailable)
+        return accepted
+
+    def discard(self) -> None:
+        """Remove the files whose item was not added; the others have new names."""
+        for part in self._parts:
+            part.discard()

@@ -15,7 +15,7 @@ the journal is loaded: the file is rotated, and the next one begins with the las
 `docs/journal.md` lists the kinds.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
@@ -48,6 +48,10 @@ _HEADER_WORDS: Final = 3
 _MOST: Final = 0xFFFF_FFFF
 _JOIN: Final = Struct("<iI")
 _JOINS_IN_NOTE: Final = 10_000
+
+
+ItemNote = Callable[[bytes, int], bytes]
+"""Makes the note that stands before an item, given its record and the last-used xid."""
 
 
 class Note(NamedTuple):
@@ -93,7 +97,12 @@ def noted_deliveries(note: Note | None) -> int:
 
 def joining(xid: int, record: bytes, last_xid: int) -> bytes:
     """Return the records that add `record`, the delayed item that is open under `xid`."""
-    return encode(Note(DELAYED, _JOIN.pack(xid, crc32(record))), last_xid) + record
+    return joining_note(xid, record, last_xid) + record
+
+
+def joining_note(xid: int, record: bytes, last_xid: int) -> bytes:
+    """Return the note that stands before such a `record`."""
+    return encode(Note(DELAYED, _JOIN.pack(xid, crc32(record))), last_xid)
 
 
 def joined_notes(joined: Iterable[tuple[int, bytes]], last_xid: int) -> Iterator[bytes]:

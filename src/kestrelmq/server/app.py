@@ -136,6 +136,7 @@ class Server:
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
+        self._collection.commits.writer = self._writer
         self._collection.tasks.worker = self._collection.registry.worker = self._writer
         _keep_old_objects()
         begun = loop.time()

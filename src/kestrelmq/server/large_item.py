@@ -12,8 +12,6 @@ from kestrelmq.protocol.memcache import Set
 
 LARGE_ITEM: Final = 256 << 10
 """An item with so many bytes of data, or more, is a large one."""
-WRITE_AHEAD_SIZE: Final = 1 << 20
-"""An item with so many bytes of data, or more, is written in a thread, as that takes long."""
 
 
 class ArrivingItem:

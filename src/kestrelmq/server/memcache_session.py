@@ -12,6 +12,7 @@ from typing import Final
 from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
@@ -47,7 +48,6 @@ from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.large_item import (
     LARGE_ITEM,
-    WRITE_AHEAD_SIZE,
     ArrivingItem,
     ArrivingLargeItem,
     SkippedItem,

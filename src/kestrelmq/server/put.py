@@ -14,12 +14,12 @@ from typing import Final
 from kestrelmq.clock import Pause
 from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.written_ahead import WrittenAhead
-from kestrelmq.errors import KestrelError
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
+from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.marks import PutMark
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
-from kestrelmq.server.large_item import WRITE_AHEAD_SIZE
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
@@ -44,7 +44,7 @@ class PendingPut(PendingRequest):
         "_mark",
         "_name",
         "_next",
-        "_queue",
+        "_place",
         "_record",
         "_refuse",
         "_times",
@@ -83,12 +83,11 @@ class PendingPut(PendingRequest):
         self._times = times
         self._answer = answer
         self._refuse = refuse
-        self._next = self._written = 0
+        self._next = self._written = self._place = 0
         self._turn = -1
         self._is_writing = self._is_cancelled = False
-        self._queue: Queue | None = None
         self._record: bytes | None = None
-        self._large: dict[int, WrittenAhead] = {}
+        self._large: dict[int, LargePut] = {}
 
     @property
     def queue_name(self) -> str:
@@ -102,20 +101,34 @@ class PendingPut(PendingRequest):
         try:
             context.check_writable()
             context.check_client(name, write=True)
-            queue = context.collection.queues.get(name)
-            if queue is None and any(len(data) >= WRITE_AHEAD_SIZE for data in self._items):
-                queue = context.collection.obtain_single(name)
-        except KestrelError as error:
-            self._refuse(error)
-            return
-        if queue is not None:
             places = [
                 place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE
             ]
-            if places:
-                self._write_large(queue, places)
-                return
-        self._add()
+            queues, failure = self._obtain() if places else ([], None)
+        except KestrelError as error:
+            self._refuse(error)
+            return
+        if queues:
+            self._write({place: self._prepare(queues, place, failure) for place in places})
+        else:
+            self._add()
+
+    def _obtain(self) -> tuple[list[Queue], str | None]:
+        """Return the queues that get the items, and why others cannot. Raises as `obtain`."""
+        collection, name = self._context.collection, self._name
+        if name in collection.queues:
+            return [collection.queues[name]], None
+        collection.loading.check(collection.leaves(name))
+        if name not in collection.config.aliases:
+            return [collection.obtain(name)], None
+        queues: list[Queue] = []
+        failure: str | None = None
+        for leaf in collection.leaves(name):
+            try:
+                queues.append(collection.obtain(leaf))
+            except QueueUnavailable as error:
+                failure = str(error)
+        return queues, failure
 
     def write_ahead(self, queue: Queue, record: bytes) -> bool:
         """Have a thread write `record`, that of the only item, which is large; then add it.
@@ -124,29 +137,24 @@ class PendingPut(PendingRequest):
             False if the queues that get it must write it themselves.
         """
         self._record = record
-        large = self._prepare(queue, 0)
+        large = self._prepare([queue], 0)
         if not large.is_useful:
             return False
-        self._write(queue, {0: large})
+        self._write({0: large})
         return True
 
-    def _write_large(self, queue: Queue, places: list[int]) -> None:
-        """Have a thread write the large items, at these places; then add all items."""
-        self._write(queue, {place: self._prepare(queue, place) for place in places})
+    def _prepare(self, queues: Sequence[Queue], place: int, failure: str | None = None) -> LargePut:
+        times, mark = self._times, self._mark_of(place)
+        added = times.due or self._context.turns.clock.now()
+        parts = [
+            WrittenAhead(queue, added, times.expiry, mark, is_delayed=times.due > 0)
+            for queue in queues
+        ]
+        return LargePut(parts, failure)
 
-    def _prepare(self, queue: Queue, place: int) -> WrittenAhead:
-        times = self._times
-        return WrittenAhead(
-            queue,
-            times.due or self._context.turns.clock.now(),
-            times.expiry,
-            self._mark_of(place),
-            is_delayed=times.due > 0,
-        )
-
-    def _write(self, queue: Queue, large: dict[int, WrittenAhead]) -> None:
+    def _write(self, large: dict[int, LargePut]) -> None:
+        """Have a thread write the large items, by their places; then add all items."""
         self._large = large
-        self._queue = queue
         self._is_writing = True
         self._connection.wait_for_work(self)
         self._context.writer.run(self._write_files, self._files_written)
@@ -154,6 +162,7 @@ class PendingPut(PendingRequest):
     def _write_files(self, pause: Pause) -> None:
         """Write the large items; runs in the thread. Raises OSError."""
         for place, large in self._large.items():
+            self._place = place
             if self._record is None:
                 large.write(self._items[place], pause)
             else:
@@ -161,13 +170,13 @@ class PendingPut(PendingRequest):
 
     def _files_written(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
-        assert self._queue is not None  # noqa: S101 # `write_ahead` sets it
         self._is_writing = False
         if error is None:
             self._connection.guard(self._add)
         elif isinstance(error, OSError):
-            self._queue.refusals.failed += 1
-            self._fail(self._queue.failed(error))
+            queue = self._large[self._place].writing
+            queue.refusals.failed += 1
+            self._fail(queue.failed(error))
         else:
             log.error("an item for queue %s was not written", self._name, exc_info=error)
             self._fail(KestrelError("internal error"))
@@ -188,7 +197,10 @@ class PendingPut(PendingRequest):
         try:
             has_more = self._add_slice()
             destinations = self._context.collection.destinations(self._name, delayed=is_delayed)
-            queues = tuple(destinations)
+            for place in range(self._written, self._next + 1):
+                if place in self._large:  # the alias may have others by now
+                    destinations += self._large[place].targets
+            queues = tuple(dict.fromkeys(destinations))
             if has_more or not is_first:
                 for queue in queues:
                     queue.write_now()

@@ -10,6 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine.delayed import SLICE_ITEMS
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.exchange import import_rows, rows
 from kestrelmq.journal.export_rows import from_json, to_json
@@ -21,7 +22,7 @@ from kestrelmq.journal.selection import select
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from kestrelmq.testing.worker import HeldWorker, LateWorker
 
 pytestmark = pytest.mark.compiled
 
@@ -317,6 +318,141 @@ def test_they_take_no_more_memory_than_waiting_items(tmp_path: Path) -> None:
     spool.advance(1)
     spool.advance(1)
     assert spool.delay(b"", 1)
+    spool.close()
+
+
+LARGE = b"x" * WRITE_AHEAD_SIZE
+
+
+def ahead(path: Path) -> list[str]:
+    """Return the names of the files with items that were written ahead."""
+    return [file.name for file in path.iterdir() if "~~ahead" in file.name]
+
+
+def held_writer(spool: Spool) -> HeldWorker:
+    """Return what writes the large items of the queues from now on, step by step."""
+    writer = HeldWorker()
+    spool.collection.commits.writer = writer
+    return writer
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_worker_writes_a_large_item_that_is_due(tmp_path: Path, *, restarts: bool) -> None:
+    """Others are served meanwhile; those that are due later join after it, in their order."""
+    spool = Spool(tmp_path, max_memory_size=4 * len(LARGE))
+    spool.delay(b"before", 1)
+    spool.delay(LARGE, 2)
+    spool.delay(b"after", 3)
+    if restarts:
+        rewrite(companion(spool))
+        spool.restart()
+    writer = held_writer(spool)
+    spool.advance(4)
+    assert (spool.items(), len(writer)) == ([b"before"], 1)
+    spool.add(b"meanwhile")
+    spool.advance(1)
+    assert (spool.items(), spool.queue().delayed_items) == ([b"before", b"meanwhile"], 2)
+    assert writer.step()
+    assert spool.items() == [b"before", b"meanwhile", LARGE]
+    spool.advance(2)
+    expected = [b"before", b"meanwhile", LARGE, b"after"]
+    assert (spool.items(), spool.queue().delayed_items, len(writer)) == (expected, 0, 0)
+    assert all(type(record) is bytes for record in spool.queue().browse(4))
+    spool.restart()
+    assert (spool.items(), ahead(tmp_path)) == (expected, [])
+    spool.close()
+
+
+def test_a_large_item_that_expires_joins_and_expires(tmp_path: Path) -> None:
+    """As any other; a reader that waits gets what comes in time."""
+    spool = Spool(tmp_path)
+    spool.delay(LARGE, 1, expires=2)
+    spool.advance(1)
+    assert len(spool.queue()) == 1
+    spool.advance(2)
+    assert spool.queue().peek() is None
+    got: list[bytes | None] = []
+    spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
+    spool.delay(LARGE, 1)
+    spool.advance(1)
+    assert [item_data(one) for one in got if one is not None] == [LARGE]
+    spool.close()
+
+
+def _unexpected(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+@pytest.mark.parametrize("end", ["flush", "delete"])
+def test_a_large_item_that_is_dropped_while_it_is_written(tmp_path: Path, end: str) -> None:
+    """It does not join, and leaves no file."""
+    spool = Spool(tmp_path)
+    spool.delay(LARGE, 1)
+    writer = held_writer(spool)
+    spool.advance(1)
+    getattr(spool.collection, end)("jobs")
+    assert writer.step()
+    spool.delay(b"next", 1)
+    spool.advance(1)
+    assert (spool.items(), ahead(tmp_path)) == ([b"next"], [])
+    spool.restart()
+    assert spool.items() == [b"next"]
+    spool.close()
+
+
+@pytest.mark.parametrize("step", ["append", "rename"])
+def test_a_large_item_that_cannot_be_written_is_tried_again(tmp_path: Path, step: str) -> None:
+    """A second later, as any other."""
+    directory = breakable(tmp_path)
+    spool = Spool(tmp_path / "queues", directory)
+    spool.delay(LARGE, 1)
+    directory.break_steps(step)
+    spool.advance(1)
+    assert (spool.items(), spool.queue().delayed_items) == ([], 1)
+    assert spool.queue().failure is not None
+    directory.mend()
+    spool.advance(2)
+    assert (spool.items(), spool.queue().delayed_items) == ([LARGE], 0)
+    assert ahead(tmp_path / "queues") == []
+    spool.close()
+
+
+def test_a_bug_while_a_large_item_is_written_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged, and tried again."""
+    directory = breakable(tmp_path)
+    spool = Spool(tmp_path / "queues", directory)
+    spool.delay(LARGE, 1)
+
+    def show_bug(point: str) -> bool:
+        if point.startswith("append") and "~~ahead" in point:
+            raise ValueError("a bug")
+        return False
+
+    directory.fail = show_bug
+    spool.advance(1)
+    directory.mend()
+    assert "a delayed item of queue jobs was not written" in caplog.text
+    assert spool.items() == []
+    spool.advance(2)
+    assert spool.items() == [LARGE]
+    spool.close()
+
+
+@pytest.mark.parametrize("writer", [HeldWorker(), LateWorker()])
+def test_a_large_item_joins_without_a_journal(tmp_path: Path, writer: HeldWorker) -> None:
+    """One that is turned off while the item is written, or was off before."""
+    spool = Spool(tmp_path)
+    spool.delay(LARGE, 1)
+    spool.delay(LARGE, 2)
+    spool.collection.commits.writer = writer
+    spool.advance(1)
+    assert not spool.reload(queue_settings(tmp_path, keep_journal=False))
+    while writer.step():
+        spool.advance(2)
+    assert spool.queue().failure is None
+    assert (spool.items(), ahead(tmp_path)) == ([LARGE, LARGE], [])
     spool.close()
 
 

@@ -339,7 +339,7 @@ def test_a_large_item_is_written_ahead(tmp_path: Path) -> None:
     record, mark = item(queues.clock.now(), 0, b"large"), PutMark(b"p", 1)
     files = [queue.new_file_name() for _ in range(3)]
     for file in files:
-        queue.write_ahead(file, record, lambda: None, mark)
+        queue.write_ahead(file, record, lambda: None, queue.mark_note(mark))
     assert queues.open_read() == 1
     assert queue.confirm(1)
     for file in files:

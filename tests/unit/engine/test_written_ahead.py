@@ -10,9 +10,9 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.written_ahead import WrittenAhead
+from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item_data, item_expiry
+from kestrelmq.journal.records import item, item_data, item_expiry
 from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
@@ -426,6 +426,71 @@ def test_behind_a_sync_that_failed_nothing_is_in_another_file(
     found = items_on_disk(tmp_path / "survived")
     assert found == [b"first", b"second", b"third", b"large"][: len(found)]
     assert found
+
+
+def put_to_all(*queues: Queue, failure: str | None = None) -> LargePut:
+    """Write an item for several queues; return it, to be added."""
+    large = LargePut([WrittenAhead(queue, 1000, 0) for queue in queues], failure)
+    large.write_record(item(1000, 0, b"large"), lambda: None)
+    return large
+
+
+def test_an_item_for_several_queues(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """Each has a file with it; one that is named twice gets it twice."""
+    queues = [collection.obtain(name) for name in ("a", "b", "a")]
+    large = put_to_all(*queues)
+    assert large.add()
+    assert large.targets == queues
+    assert not collection.commits.commit()
+    assert [len(queue) for queue in queues] == [2, 1, 2]
+    assert not [name for name in directory.names() if "ahead" in name]
+    collection.close()
+    assert {name: len(found) for name, found in restarted(directory).items()} == {"a": 2, "b": 1}
+
+
+def test_several_queues_of_which_one_refuses(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """Or was deleted meanwhile, or cannot be used: the others get the item, and no file is left."""
+    full, gone = collection.obtain("full"), collection.obtain("gone")
+    full.add(b"one")
+    queues = [collection.obtain("a"), full, collection.obtain("b")]
+    large = put_to_all(*queues)
+    assert not large.add()
+    large.discard()
+    large = put_to_all(gone, *queues)
+    collection.delete("gone")
+    with pytest.raises(QueueUnavailable, match="gone"):
+        large.add()
+    large.discard()
+    with pytest.raises(QueueUnavailable, match="is damaged"):
+        put_to_all(*queues, failure="it is damaged").add()
+    assert [len(queue) for queue in queues] == [3, 1, 3]
+    assert len([name for name in directory.names() if "ahead" in name]) == 1
+
+
+def test_several_queues_of_which_one_cannot_be_written(
+    collection: QueueCollection, directory: CrashingDirectory
+) -> None:
+    """The others get the item, and the client an error."""
+    queues = [collection.obtain(name) for name in ("a", "b", "c")]
+    large = put_to_all(*queues)
+    directory.fail = lambda point: "rename b" in point
+    with pytest.raises(JournalError, match="queue b"):
+        large.add()
+    directory.mend()
+    assert not collection.commits.commit()
+    assert [len(queue) for queue in queues] == [1, 0, 1]
+    directory.fail = lambda point: point.startswith("append") and "c~~ahead" in point
+    large = LargePut([WrittenAhead(queue, 1000, 0) for queue in queues])
+    with pytest.raises(OSError, match="append"):
+        large.write(b"large", lambda: None)
+    assert large.writing is queues[2]
+    directory.mend()
+    large.discard()
+    assert not [name for name in directory.names() if "ahead" in name]
 
 
 DUE: Final = 2_000_000_000_000

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
-from kestrelmq.server.large_item import WRITE_AHEAD_SIZE, ArrivingLargeItem
+from kestrelmq.server.large_item import ArrivingLargeItem
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_put
@@ -101,6 +102,86 @@ def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> N
     with Turning(tmp_path, writer=worker) as turning:
         turning.run(scenario())
         assert item_data(turning.collection.obtain("work").browse(2)[exists]) == LARGE
+
+
+@pytest.mark.parametrize("protocol", PUTS)
+@pytest.mark.parametrize("destinations", [["work"], ["a", "b", "work"]])
+def test_a_thread_writes_it_for_an_alias(
+    tmp_path: Path, protocol: str, destinations: list[str]
+) -> None:
+    """Each destination gets it; one that is full, or cannot be used, stops no other."""
+    worker = HeldWorker()
+    request, reply = (one.replace(b"work", b"ways") for one in PUTS[protocol])
+    config = ServerConfig(
+        queue_path=tmp_path, aliases={"ways": AliasConfig(destination_queues=destinations)}
+    )
+
+    async def scenario() -> None:
+        client = turning.connect(protocol)
+        await turning.send(client, request)
+        if protocol == "thrift":
+            assert worker.step()  # decodes the frame
+        await turning.until(lambda: len(worker) == 1)
+        assert [len(turning.collection.obtain(name)) for name in destinations] == [0] * len(
+            destinations
+        )
+        assert worker.step()
+        assert (await turning.receive(client, reply)).endswith(reply)
+        await turning.hang_up(client)
+
+    with Turning(tmp_path, config, writer=worker) as turning:
+        turning.run(scenario())
+        for name in destinations:
+            assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+    with Turning(tmp_path, config) as turning:
+        for name in destinations:
+            assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+
+
+@pytest.mark.parametrize(
+    ("broken", "reply"), [("full", b"NOT_STORED\r\n"), ("damaged", b"SERVER_ERROR")]
+)
+def test_a_destination_that_does_not_take_it(tmp_path: Path, broken: str, reply: bytes) -> None:
+    """The others get it all the same, and the client is told."""
+    (tmp_path / "damaged").write_bytes(b"\xff" * 100)
+    config = ServerConfig(
+        queue_path=tmp_path,
+        queues={"full": QueueConfig(max_items=1)},
+        aliases={"ways": AliasConfig(destination_queues=["a", broken, "b"])},
+    )
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        await turning.send(client, b"set full 0 0 1\r\nx\r\n")
+        assert await turning.receive(client, b"\r\n") == b"STORED\r\n"
+        await turning.send(client, b"set ways 0 0 %d\r\n%b\r\n" % (len(LARGE), LARGE))
+        assert (await turning.receive(client, b"\r\n")).startswith(reply)
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert [len(turning.collection.obtain(name)) for name in ("a", "b", "full")] == [1, 1, 1]
+    assert not [file for file in tmp_path.iterdir() if "~~ahead" in file.name]
+
+
+def test_an_expiry_that_is_limited_is_no_work_for_the_loop(tmp_path: Path) -> None:
+    """A queue without a journal has a thread make the record with the shorter expiry."""
+    worker = HeldWorker()
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(keep_journal=False, max_age=60))
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        await turning.send(client, PUTS["memcache"][0])
+        await turning.until(lambda: len(worker) == 1)
+        assert worker.step()
+        assert await turning.receive(client, b"\r\n") == b"STORED\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path, config, writer=worker) as turning:
+        turning.run(scenario())
+        (record,) = turning.collection.obtain("work").browse(2)
+        assert item_expiry(record) == item_add_time(record) + 60_000
 
 
 @pytest.mark.parametrize("protocol", PUTS)
