@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import Contents, CrashCause, RecordingDirectory, crash_states
@@ -70,8 +71,13 @@ def allowed(crash: CrashCause, _contents: Contents, queues: Queues) -> bool:
 
 
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
-def test_an_item_is_in_neither_queue_in_no_state(root: Path, dialect: str) -> None:
-    """Of all those that a kill or a loss of power may leave."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_item_is_in_neither_queue_in_no_state(
+    root: Path, monkeypatch: pytest.MonkeyPatch, dialect: str, *, ahead: bool
+) -> None:
+    """Of all those that a kill or a loss of power may leave; `ahead`: as if it were large."""
+    if ahead:
+        monkeypatch.setattr(Queue, "_moves_ahead", lambda _queue, _record: True)
     path = root / "spool"
     path.mkdir()
     scenario = Scenario(path, dialect)

@@ -490,6 +490,8 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
             for xid, record, reservation in zip(xids, items, reservations, strict=True):
                 _reopen(reads, xid, record, reservation)
         case ReadHeldBack(xid, record, reservation):
+            if xid in reads.aside:
+                reads.forget_aside(xid)
             reads.end(xid)
             _reopen(reads, xid, record, reservation)
         case ReadsReserved(reservation):

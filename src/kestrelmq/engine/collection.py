@@ -26,6 +26,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.reservations import Owners
 from kestrelmq.engine.worker import InlineWorker, Task, Tasks, Worker, run_to_end
+from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
@@ -106,7 +107,7 @@ class QueueCollection:
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
         self.owners = Owners()
-        self._mover = self._move_to  # one object for all queues
+        self._mover = Mover(self)  # one object for all queues
 
     # --- start and stop ---
 
@@ -417,7 +418,7 @@ class QueueCollection:
             raise QueueUnavailable(failure)
         return accepted
 
-    def _move_to(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+    def move_to(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
         """Add and write the item of another queue, before that queue drops it.
 
         Args:
@@ -444,6 +445,25 @@ class QueueCollection:
             if failure is not None:
                 raise failure
         return accepted
+
+    def prepare_large(
+        self, name: str, size: int, expiry: int = 0, deliveries: int = 0
+    ) -> LargePut | None:
+        """Return what writes a large item of another queue ahead, and then moves it.
+
+        Args:
+            name: the queue, or alias, that gets the item.
+            size: the size of the item in bytes.
+            expiry: when it expires (ms since the epoch), 0 for never.
+            deliveries: how often it was handed out.
+
+        Returns:
+            None if one of several queues has no room for it. Raises as `add`.
+        """
+        queues = self.takers(name, size)
+        now = self._clock.now()
+        parts = [WrittenAhead(queue, now, expiry, deliveries=deliveries) for queue in queues]
+        return LargePut(parts) if parts else None
 
     def takers(self, name: str, size: int) -> list[Queue]:
         """Return the queues that an item of `size` bytes is moved to, by way of `name`.
@@ -906,6 +926,23 @@ class QueueCollection:
             log.warning("the journal of queue %s cannot be removed: %s", queue.name, failure)
         elif not queue.is_closed:
             queue.configure(queue.config)
+
+
+class Mover:
+    """Moves items of one queue to others: see `MoveTo`."""
+
+    __slots__ = ("_collection",)
+
+    def __init__(self, collection: QueueCollection) -> None:
+        self._collection = collection
+
+    def __call__(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+        """Add an item and write it."""
+        return self._collection.move_to(name, data, deliveries, durable=durable)
+
+    def prepare(self, name: str, size: int, deliveries: int) -> LargePut | None:
+        """Prepare to do so with a large item."""
+        return self._collection.prepare_large(name, size, 0, deliveries)
 
 
 class _Refused:

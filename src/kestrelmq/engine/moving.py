@@ -7,6 +7,9 @@ never in neither. Reads that were not confirmed are given back.
 
 The first item that the target refuses ends the move, and stays at the head of the source.
 
+A large item is a slice by itself. It is written ahead for the target (`WrittenAhead`), while an
+open read keeps it in the source.
+
 A copy holds nothing in the source: what is read there meanwhile may make it leave out or repeat
 some items.
 """
@@ -14,11 +17,14 @@ some items.
 import contextlib
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from kestrelmq.clock import no_pause
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Job
+from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_expiry
 from kestrelmq.names import queue_name_error
 
@@ -26,6 +32,15 @@ SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
+
+
+Step = tuple[Queue, ...] | Job
+"""The queues that must be durable before it goes on; or a job, which may raise an OSError."""
+
+
+def is_large(record: bytes) -> bool:
+    """Whether an item is written ahead."""
+    return len(record) >= WRITE_AHEAD_SIZE + ADDX_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +95,10 @@ class Target:
             raise InvalidQueueName(f"what is added to {name} comes to {source.name}, too")
 
     def add(self, record: bytes) -> bool:
-        """Add an item with its expiry; return False, and set `refusal`, if it is refused."""
+        """Add an item with its expiry; return False, and set `refusal`, if it is refused.
+
+        A large one should be written ahead: see `adding`.
+        """
         data, expiry = record[ADDX_HEADER:], item_expiry(record)
         try:
             queues = self._collection.takers(self._name, len(data))
@@ -88,11 +106,40 @@ class Target:
         except KestrelError as error:
             self.refusal = str(error)
             return False
-        if not accepted:
+        return self._has_taken(is_accepted=accepted)
+
+    def _has_taken(self, *, is_accepted: bool) -> bool:
+        if not is_accepted:
             self.refusal = f"{self._name} is full, or the item is too large for it"
             return False
         self.added += 1
         return True
+
+    def adding(self, record: bytes) -> Generator[Job, None, bool]:
+        """Do what `add` does, but yield the job that writes a large item ahead; run it then.
+
+        If the job raises an OSError, throw it into this.
+
+        Raises:
+            JournalError: the target could not be written.
+        """
+        if not is_large(record):
+            return self.add(record)
+        data = memoryview(record)[ADDX_HEADER:]
+        try:
+            large = self._collection.prepare_large(self._name, len(data), item_expiry(record))
+            if large is None:
+                return self._has_taken(is_accepted=False)
+            try:
+                yield partial(large.write, data)
+                return self._has_taken(is_accepted=large.move(len(data), durable=False))
+            except OSError as error:
+                raise large.writing.failed(error) from error
+            finally:
+                large.discard()
+        except (QueueUnavailable, InvalidQueueName) as error:
+            self.refusal = str(error)
+            return False
 
     def write(self) -> tuple[Queue, ...]:
         """Write what was added; return the queues that have it. Raises JournalError."""
@@ -124,12 +171,12 @@ class Move:
         self._target = Target(collection, target, source)
         self._left = len(source) if count is None else count
 
-    def slices(self) -> Generator[tuple[Queue, ...], None, None]:
+    def slices(self) -> Generator[Step, None, None]:
         """Move the items.
 
         Yields:
-            The queues that must be durable before it goes on. If they cannot be, throw the
-            JournalError into it.
+            What must be done before it goes on. If that fails, throw the JournalError or OSError
+            into it.
 
         Raises:
             JournalError: a queue could not be written; items may be in both queues.
@@ -138,7 +185,16 @@ class Move:
         while self._left > 0:
             held: list[int] = []
             try:
-                self._hold_slice(held)
+                record = self._source.head()
+                if record is not None and is_large(record):
+                    held.append(self._source.hold_head())
+                    self._left -= 1
+                    if not (yield from self._target.adding(record)):
+                        self._give_back(held)
+                        break
+                    self._check_source()
+                else:
+                    self._hold_slice(held)
                 if not held:
                     break
                 yield self._target.write()
@@ -161,11 +217,18 @@ class Move:
             if record is None:
                 self._left = 0
                 return
+            if is_large(record):
+                return
             if not self._target.add(record):
                 return
             held.append(self._source.hold_head())
             self._left -= 1
             size += len(record)
+
+    def _check_source(self) -> None:
+        """Raise QueueUnavailable if the source was deleted."""
+        if self._source.is_closed:
+            raise QueueUnavailable(f"queue {self._source.name} is closed")
 
     def _give_back(self, held: list[int]) -> None:
         """Give reads back; if that cannot be written, later."""
@@ -196,7 +259,22 @@ class Copy:
         return self._offset, min(self._left, SLICE_ITEMS)
 
     def add(self, records: Sequence[bytes]) -> tuple[Queue, ...]:
+        """Do all of `adding`. Raises JournalError: a queue could not be written."""
+        work = self.adding(records)
+        while True:
+            try:
+                next(work)(no_pause)
+            except StopIteration as end:
+                written: tuple[Queue, ...] = end.value
+                return written
+            except OSError as error:
+                work.throw(error)
+
+    def adding(self, records: Sequence[bytes]) -> Generator[Job, None, tuple[Queue, ...]]:
         """Add the records of the next items; none is the end of the source.
+
+        Yields:
+            Jobs, as `Target.adding`.
 
         Returns:
             The queues that must be durable before it goes on.
@@ -207,7 +285,7 @@ class Copy:
         self._offset += len(records)
         self._left = self._left - len(records) if records else 0
         for record in records:
-            if not self._target.add(record):
+            if not (yield from self._target.adding(record)):
                 break
         return self._target.write()
 

@@ -149,6 +149,41 @@ class ReadsReturn(Protocol):
         """Give back the youngest; return whether there are more."""
 
 
+class LargeMove(Protocol):
+    """A large item that moves to another queue; `LargePut` is one."""
+
+    def has_room(self, size: int) -> bool:
+        """Whether an item of `size` bytes would be accepted now."""
+
+    def write(self, data: bytes | memoryview, pause: Pause) -> None:
+        """Write the item ahead; from any thread. Raises OSError."""
+
+    def move(self, size: int, *, durable: bool) -> bool:
+        """Do what `MoveTo` does, with the item that was written."""
+
+    def discard(self) -> None:
+        """Remove what was written and not moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Why an item that is set aside moves to another queue.
+
+    Attributes:
+        target: the name of that queue.
+        is_dead: whether it was handed out too often; otherwise it expired.
+        deliveries: how often that was, for a dead one.
+        why: why it was given back the last time.
+        counted: whether that was a delivery.
+    """
+
+    target: str
+    is_dead: bool = False
+    deliveries: int = 0
+    why: str = ""
+    counted: bool = False
+
+
 class MoveTo(Protocol):
     """Adds an item's data to the queue of that name, and writes it there."""
 
@@ -160,6 +195,12 @@ class MoveTo(Protocol):
             data: the item.
             deliveries: how often it was handed out.
             durable: whether it must be on disk when this returns.
+        """
+
+    def prepare(self, name: str, size: int, deliveries: int) -> LargeMove | None:
+        """Prepare to do so with a large item, of `size` bytes.
+
+        Return None or raise a KestrelError if it cannot be added now.
         """
 
 
@@ -210,6 +251,10 @@ _shared_limits: Final = lru_cache(maxsize=256)(QueueLimits)
 """There may be very many queues with the same limits."""
 _NO_LIMITS: Final = QueueLimits()
 _NOTHING_PAUSED: Final = Paused.NOTHING
+
+
+NONE_LEAVING: Final[dict[int, Leaving]] = {}
+"""Shared by all queues that move no large item; never changed."""
 
 
 def _any_expires(records: Iterable[bytes]) -> bool:
@@ -297,34 +342,37 @@ class Queue(Committable):
         self.create_time = clock.now() if created is None else created
         self.failure: JournalError | None = None
         self.refusals = Refusals(name, clock)
-        self.get_hits = self.get_misses = self.discarded = self.expired_items = 0
-        self.dead_lettered = 0
+        self.get_hits = self.get_misses = self.discarded = 0
+        self.expired_items = self.dead_lettered = 0
         self.redelivered = len(given_back)
         self.total_flushes = self.transactions = self.canceled_transactions = 0
         # The last header made, with its time and size: items often have one size, and many of them
         # one add time.
         self._header = b""
         self._header_time = self._header_size = -1
-        # `_was_suspect`: nothing may be added or taken, as far as `tick` knows; see `_is_suspect`.
-        self._closed = self._was_suspect = False
         # What is being given back in pieces, what began first before the rest; and whether the
         # oldest of it is just being given back.
         self._returning: tuple[ReadsReturn, ...] = ()
-        self._brings_oldest = False
         # Whether a flush is going on, and which of the items that wait for their retry delay it is
         # to drop.
-        self._is_flushing = False
+        self._brings_oldest = self._is_flushing = False
         self._flushed: ReadTable[bytes] = NO_READS
         # Whether an expired item is being moved to another queue; whether one can neither be moved
         # nor be set aside, so that the items behind it cannot be read.
         self._moving = self._is_blocked = False
+        # Whether it was closed; whether there is a journal, but all items must fit in memory: see
+        # `stay_in_memory`; whether nothing may be added or taken, as far as `tick` knows: see
+        # `_is_suspect`.
+        self._closed = self._stays_in_memory = self._was_suspect = False
+        # The large items that are being written for the queues that they move to, by xid: they are
+        # set aside. And from when on (monotonic seconds) others may, because one could not.
+        self._leaving: dict[int, Leaving] = NONE_LEAVING
+        self._leave_at = 0.0
         self._log_throttle = Throttle(clock, LOG_INTERVAL)
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
         self.paused = Paused.NOTHING
-        # Whether there is a journal, but all items must fit in memory: see `stay_in_memory`.
-        self._stays_in_memory = False
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = (
             self.backlog.behind is not None
@@ -1649,14 +1697,18 @@ class Queue(Committable):
         if delay is None:
             retries = min(item_deliveries(record), _MAX_DOUBLINGS)
             delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
-        reservation = reads.end_reservation(xid)
+        self._forget_reservation(xid, record, counted=counted)
         reads.retry_at(xid, self._clock.monotonic() + delay, counted=counted)
         self._commits.watch_deadlines(self)
+        return True
+
+    def _forget_reservation(self, xid: int, record: bytes, *, counted: bool) -> None:
+        """Take note that no reader has an open read any more; `counted`: this was a delivery."""
+        reservation = self.reads.end_reservation(xid)
         if reservation is not None or not counted:
             note = unreserved_note if counted else held_back_note
-            self._collect(note((xid,), reads.last_xid))
+            self._collect(note((xid,), self.reads.last_xid))
             self.changes.undo.append(ReadHeldBack(xid, record, reservation))
-        return True
 
     # --- reserved reads ---
 
@@ -1896,6 +1948,8 @@ class Queue(Committable):
         deliveries = item_deliveries(record) + counted
         if not (is_dead or self._is_dead(deliveries)):
             return False
+        if self._moves_ahead(record):
+            return self._begin_burying(xid, record, deliveries, why, counted=counted)
         if not self._dead_letter(record, deliveries, why):
             return False
         self.confirm(xid)
@@ -1909,7 +1963,13 @@ class Queue(Committable):
             if not self._is_dead(deliveries):
                 break
             record = backlog.take()
-            if not self._dead_letter(record, deliveries, "the server was stopped"):
+            why = "the server was stopped"
+            if self._moves_ahead(record):
+                if not self._begin_burying(None, record, deliveries, why, counted=False):
+                    backlog.put_back(record)
+                    return
+                continue
+            if not self._dead_letter(record, deliveries, why):
                 backlog.put_back(record)
                 return
             self._drop(record)
@@ -1924,23 +1984,188 @@ class Queue(Committable):
         # The target must be on disk before it is written here that the item has gone.
         durable = self._sync_period is not None
         problem = self._move(target, record[ADDX_HEADER:], deliveries, durable=durable)
+        leaving = Leaving(target, is_dead=True, deliveries=deliveries, why=why)
         if problem is not None:
-            self._log_now_and_then(
-                f"an item was delivered {deliveries} times, and cannot go to {target}: {problem}; "
-                "it stays"
-            )
+            self._log_stays(leaving, problem)
             return False
+        self._log_dead(leaving, len(record) - ADDX_HEADER)
+        return True
+
+    def _log_stays(self, leaving: Leaving, problem: str) -> None:
+        self._log_now_and_then(
+            f"an item was delivered {leaving.deliveries} times, and cannot go to {leaving.target}: "
+            f"{problem}; it stays"
+        )
+
+    def _log_dead(self, leaving: Leaving, size: int) -> None:
+        target, deliveries, why = leaving.target, leaving.deliveries, leaving.why
         self.dead_lettered += 1
         log.warning(
             "queue %s: an item of %d bytes goes to %s after %d deliveries: %s",
             self.name,
-            len(record) - ADDX_HEADER,
+            size,
             target,
             deliveries,
             why,
             extra={"queue": self.name, "deliveries": deliveries, "target": target, "why": why},
         )
+
+    # --- large items that move to another queue ---
+    #
+    # A large item is written ahead for the queue that it moves to. Meanwhile it is an open read
+    # that no reader has, and set aside. Then it is added there, and the read is confirmed here. A
+    # crash leaves it here, there, or in both; the next start gives the read back, and moves it.
+
+    def _moves_ahead(self, record: bytes) -> bool:
+        """Whether an item that moves to another queue is written ahead for that."""
+        return len(record) >= WRITE_AHEAD_SIZE + ADDX_HEADER and self._move_to is not None
+
+    def _begin_burying(
+        self, xid: int | None, record: bytes, deliveries: int, why: str, *, counted: bool
+    ) -> bool:
+        """Begin to move a large item to the dead-letter queue; return False if it stays.
+
+        It is the item of the open read `xid`, or was the head if that is None.
+        """
+        target = self.config.dead_letter_queue
+        if target is None:
+            return False
+        size = len(record) - ADDX_HEADER
+        leaving = Leaving(target, is_dead=True, deliveries=deliveries, why=why, counted=counted)
+        try:
+            large = self._prepare_leaving(leaving, size)
+            if not large.has_room(size):
+                raise QueueUnavailable("it refuses them")
+        except KestrelError as error:
+            self._log_stays(leaving, str(error))
+            return False
+        if xid is None:
+            xid = self._open(record, by_reader=False)
+        else:
+            self._forget_reservation(xid, record, counted=counted)
+        self.reads.set_aside(xid, record)
+        self._write_leaving(xid, record, leaving, large)
         return True
+
+    def _expire_ahead(self, record: bytes) -> bool:
+        """Set a large head that has expired aside, and begin to move it.
+
+        Return False if too much is set aside already.
+        """
+        backlog, reads = self.backlog, self.reads
+        most = max(_MIN_ASIDE_LIMIT, backlog.max_memory_bytes)
+        if reads.aside and reads.aside_bytes + len(record) > most:
+            backlog.put_back(record)
+            return False
+        xid = self._open(record, by_reader=False)
+        reads.set_aside(xid, record)
+        self._move_expired(xid, record)
+        return True
+
+    def _move_expired(self, xid: int, record: bytes) -> None:
+        """Begin to move a large item that is set aside because it expired, unless it moves."""
+        target = self.config.expire_to_queue
+        if xid in self._leaving or target is None:
+            return
+        leaving = Leaving(target)
+        try:
+            large = self._prepare_leaving(leaving, len(record) - ADDX_HEADER)
+        except KestrelError as error:
+            self._log_set_aside(target, str(error))
+            return
+        self._write_leaving(xid, record, leaving, large)
+
+    def _prepare_leaving(self, leaving: Leaving, size: int) -> LargeMove:
+        """Prepare to move a large item. Raises KestrelError: it cannot move now."""
+        assert self._move_to is not None  # noqa: S101 # see `_moves_ahead`
+        if self.failure is not None:
+            # Its removal could not be written here; it would be moved repeatedly.
+            raise JournalError("its own queue cannot be written")
+        if self._clock.monotonic() < self._leave_at:
+            raise QueueUnavailable("another one could not be written a moment ago")
+        large = self._move_to.prepare(leaving.target, size, leaving.deliveries)
+        if large is None:
+            raise QueueUnavailable("it refuses them")
+        return large
+
+    def _write_leaving(self, xid: int, record: bytes, leaving: Leaving, large: LargeMove) -> None:
+        """Have the writer write a large item that is set aside for its new queue; then move it."""
+        if self._leaving is NONE_LEAVING:
+            self._leaving = {}
+        self._leaving[xid] = leaving
+
+        def write(pause: Pause) -> None:
+            large.write(memoryview(record)[ADDX_HEADER:], pause)
+
+        def written(error: BaseException | None) -> None:
+            try:
+                self._leave(xid, record, leaving, large, error)
+                self._leaving.pop(xid)
+            finally:
+                large.discard()
+
+        self._commits.writer.run(write, written)
+
+    def _leave(
+        self,
+        xid: int,
+        record: bytes,
+        leaving: Leaving,
+        large: LargeMove,
+        error: BaseException | None,
+    ) -> None:
+        """Move a large item that was written for its new queue; `error` is why it was not."""
+        reads = self.reads
+        if self._closed or reads.aside.get(xid) is not record:
+            return  # its change was taken back
+        if not reads.is_open(xid, record):
+            reads.forget_aside(xid)  # whoever had read it has confirmed it
+            return
+        size = len(record) - ADDX_HEADER
+        problem = self._move_written(size, leaving, large, error)
+        if problem is not None:
+            self._leave_at = self._clock.monotonic() + _GIVE_BACK_RETRY
+            if leaving.is_dead:
+                self._log_stays(leaving, problem)
+                self._stay(xid, record, leaving)
+            else:
+                self._log_set_aside(leaving.target, problem)
+            return
+        self.confirm(xid)
+        reads.forget_aside(xid)
+        if leaving.is_dead:
+            self._log_dead(leaving, size)
+        else:
+            self.expired_items += 1
+        if self.waiters:
+            self._serve()
+
+    def _move_written(
+        self, size: int, leaving: Leaving, large: LargeMove, error: BaseException | None
+    ) -> str | None:
+        """Move a large item that was written; return why that cannot be done now."""
+        if error is not None:
+            return str(error)
+        durable = leaving.is_dead and self._sync_period is not None
+        self._moving = True
+        try:
+            self.write_now()  # before the target has it, it must be certain that it leaves
+            return None if large.move(size, durable=durable) else "it refuses them"
+        except KestrelError as failure:
+            return str(failure)
+        finally:
+            self._moving = False
+
+    def _stay(self, xid: int, record: bytes, leaving: Leaving) -> None:
+        """Give the open read of an item back that cannot move to the dead-letter queue."""
+        reads = self.reads
+        if reads.aside.get(xid) is not record:
+            return  # its change was taken back just now
+        reads.forget_aside(xid)
+        if not self._delay_retry(xid, None, counted=leaving.counted):
+            self._put_back(xid, counted=leaving.counted)
+        if self.waiters:
+            self._serve()
 
     def extend(self, xid: int, timeout: float) -> bool:
         """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier.
@@ -2082,6 +2307,8 @@ class Queue(Committable):
         """Move the expired head to its target, or set it aside; return False if neither works."""
         backlog, reads = self.backlog, self.reads
         record = backlog.take()
+        if self.config.expire_to_queue is not None and self._moves_ahead(record):
+            return self._expire_ahead(record)
         try:
             moved = self._expire_to(record)
         except BaseException:
@@ -2105,11 +2332,14 @@ class Queue(Committable):
             return True
         problem = self._move(target, record[ADDX_HEADER:], 0, durable=False)
         if problem is not None:
-            self._log_now_and_then(
-                f"expired items cannot go to {target}: {problem}; they are set aside "
-                f"({len(self.reads.aside)} so far) and tried again"
-            )
+            self._log_set_aside(target, problem)
         return problem is None
+
+    def _log_set_aside(self, target: str, problem: str) -> None:
+        self._log_now_and_then(
+            f"expired items cannot go to {target}: {problem}; they are set aside "
+            f"({len(self.reads.aside)} so far) and tried again"
+        )
 
     def _move(self, target: str, data: bytes, deliveries: int, *, durable: bool) -> str | None:
         """Add an item to another queue; return why that cannot be done now. As `MoveTo`."""
@@ -2142,6 +2372,10 @@ class Queue(Committable):
         for xid, record in list(islice(reads.aside.items(), most)):
             if not reads.is_open(xid, record):
                 reads.forget_aside(xid)  # a client that guessed its xid confirmed it
+            elif xid in self._leaving:
+                continue
+            elif self.config.expire_to_queue is not None and self._moves_ahead(record):
+                self._move_expired(xid, record)
             elif self._expire_to(record):
                 moved.append(xid)
             else:

@@ -10,10 +10,17 @@ thread only makes the record.
 from collections.abc import Sequence
 
 from kestrelmq.clock import Pause
+from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.notes import ItemNote
-from kestrelmq.journal.records import ADDX_HEADER, item_expiry, item_in_pieces
+from kestrelmq.journal.notes import ItemNote, deliveries_note
+from kestrelmq.journal.records import (
+    ADDX_HEADER,
+    annotated,
+    item_deliveries,
+    item_expiry,
+    item_in_pieces,
+)
 from kestrelmq.marks import PutMark
 
 
@@ -27,6 +34,7 @@ class WrittenAhead:
 
     __slots__ = (
         "_added",
+        "_deliveries",
         "_expiries",
         "_expiry",
         "_files",
@@ -46,6 +54,7 @@ class WrittenAhead:
         mark: PutMark | None = None,
         *,
         is_delayed: bool = False,
+        deliveries: int = 0,
     ) -> None:
         """Prepare; `write` is to follow.
 
@@ -55,6 +64,7 @@ class WrittenAhead:
             expiry: when it expires (ms since the epoch), 0 for never.
             mark: that of its producer, if it has one.
             is_delayed: whether it is delayed until then.
+            deliveries: how often it was handed out before.
         """
         self.record = b""
         self.queue = queue
@@ -62,6 +72,7 @@ class WrittenAhead:
         self._expiry = expiry
         self._mark = mark
         self._is_delayed = is_delayed
+        self._deliveries = deliveries
         writers = {one: one.writes_ahead(is_delayed=is_delayed) for one in queue.targets}
         # Who writes the item for which queue, and the files.
         self._writers = {one: writer for one, writer in writers.items() if writer is not None}
@@ -89,7 +100,7 @@ class WrittenAhead:
 
     def write_record(self, record: bytes, pause: Pause) -> None:
         """Do what `write` does, for an item that is already a record."""
-        self.record = record
+        self.record = record = annotated(record, deliveries=self._deliveries)
         self._records[item_expiry(record)] = record
         for one in self._expiries:
             own = self._record_for(one, pause)
@@ -109,12 +120,15 @@ class WrittenAhead:
         record = self._records.get(expiry)
         if record is None:
             data = memoryview(self.record)[ADDX_HEADER:]
-            record = self._records[expiry] = item_in_pieces(self._added, expiry, data, pause)
+            made = item_in_pieces(self._added, expiry, data, pause)
+            record = self._records[expiry] = annotated(made, deliveries=self._deliveries)
         return record
 
     def _note_for(self, one: Queue) -> ItemNote | None:
         mark = self._mark_for(one)
-        return None if mark is None else self._writers[one].mark_note(mark)
+        if mark is not None:
+            return self._writers[one].mark_note(mark)
+        return _count_note if self._deliveries else None
 
     def _mark_for(self, one: Queue) -> PutMark | None:
         if self._mark is None or one is self.queue:
@@ -168,6 +182,10 @@ class WrittenAhead:
         """Remove the files whose item was not added; the others have new names."""
         for one, file in self._files.items():
             one.discard_file(file)
+
+
+def _count_note(record: bytes, last_xid: int) -> bytes:
+    return deliveries_note(item_deliveries(record), last_xid)
 
 
 class LargePut:
@@ -239,6 +257,22 @@ class LargePut:
             raise JournalError(failure)
         if unavailable is not None:
             raise QueueUnavailable(unavailable)
+        return accepted
+
+    def has_room(self, size: int) -> bool:
+        """Whether every queue would accept an item of `size` bytes now."""
+        return all(part.queue.has_room(size) for part in self._parts)
+
+    def move(self, size: int, *, durable: bool) -> bool:
+        """Do what `QueueCollection.move_to` does with an item of `size` bytes."""
+        if len(self._parts) > 1 and not self.has_room(size):
+            return False
+        accepted = self.add()
+        for queue in self.targets:
+            queue.write_now()
+        failure = sync_now(*self.targets) if durable else None
+        if failure is not None:
+            raise failure
         return accepted
 
     def discard(self) -> None:

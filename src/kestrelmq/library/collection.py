@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.delayed import concerns_companion
-from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_dead_letters
+from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Step, source_of_dead_letters
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
@@ -305,10 +305,16 @@ class QueueCollection:
         return self._change(begin)
 
     def _step(
-        self, slices: Generator[tuple[Queue, ...], None, None], failure: JournalError | None
+        self, slices: Generator[Step, None, None], failure: JournalError | None
     ) -> tuple[Queue, ...]:
         """Move the next slice, or fail; return the queues that were written, none at the end."""
         written = next(slices, ()) if failure is None else slices.throw(failure)
+        while not isinstance(written, tuple):
+            try:
+                written(no_pause)
+            except OSError as error:
+                slices.throw(error)
+            written = next(slices, ())
         if any(queue.upkeep_waits for queue in written):
             self._tickers.start_upkeep()
         return written

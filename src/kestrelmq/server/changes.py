@@ -15,6 +15,7 @@ from typing import TypeVar
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import declaration
+from kestrelmq.engine.worker import Job
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -32,6 +33,23 @@ async def wait_until_durable(context: ServerContext, *queues: Queue) -> None:
     """
     await context.turns.committed(*queues)
     await context.turns.synced({queue for queue in queues if queue.config.sync_journal == 0})
+
+
+async def run_job(context: ServerContext, job: Job) -> None:
+    """Have the thread that writes large items run `job`. Raises what that raises."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+
+    context.writer.run(job, tell)
+    # What the job uses must stay until it ends, also if the server is being stopped.
+    await asyncio.shield(ended)
 
 
 async def flush(context: ServerContext, name: str, by: Connection | None = None) -> int:

@@ -4,11 +4,13 @@ Both work in slices, and others are served in between. `engine/moving.py` says w
 """
 
 import asyncio
+from collections.abc import Generator
 
 from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_dead_letters
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import Job
 from kestrelmq.errors import JournalError
-from kestrelmq.server.changes import wait_until_durable
+from kestrelmq.server.changes import run_job, wait_until_durable
 from kestrelmq.server.context import ServerContext
 
 
@@ -38,10 +40,13 @@ async def move(
     work = Move(context.collection, queue, target, count)
     slices = work.slices()
     try:
-        for queues in slices:
+        for step in slices:
             try:
-                await wait_until_durable(context, *queues)
-            except JournalError as error:
+                if isinstance(step, tuple):
+                    await wait_until_durable(context, *step)
+                else:
+                    await run_job(context, step)
+            except (JournalError, OSError) as error:
                 slices.throw(error)
             await asyncio.sleep(0)
     finally:
@@ -63,9 +68,26 @@ async def copy(
     work = Copy(context.collection, queue, target, count)
     while (part := work.next_slice) is not None:
         records = await context.browser.records(queue, *part, SLICE_BYTES)
-        await wait_until_durable(context, *work.add(records))
+        await wait_until_durable(context, *await _added(context, work.adding(records)))
         await asyncio.sleep(0)
     return work.copied
+
+
+async def _added(
+    context: ServerContext, work: Generator[Job, None, tuple[Queue, ...]]
+) -> tuple[Queue, ...]:
+    """Do some of a copy; return the queues that have it. Raises JournalError."""
+    try:
+        while True:
+            try:
+                await run_job(context, next(work))
+            except OSError as error:
+                work.throw(error)
+    except StopIteration as end:
+        written: tuple[Queue, ...] = end.value
+        return written
+    finally:
+        work.close()
 
 
 def _source(context: ServerContext, source: str, target: str) -> Queue | None:

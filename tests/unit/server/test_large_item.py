@@ -14,6 +14,7 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
 from kestrelmq.server.large_item import ArrivingLargeItem
+from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_put
@@ -136,6 +137,46 @@ def test_a_thread_writes_it_for_an_alias(
     with Turning(tmp_path, config) as turning:
         for name in destinations:
             assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+
+
+@pytest.mark.parametrize("request_word", ["move", "copy"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_writes_what_is_moved(tmp_path: Path, request_word: str, *, fails: bool) -> None:
+    """Others are served meanwhile; if it cannot be written, nothing has moved."""
+    worker = HeldWorker()
+    done = {"move": b"MOVED 2\r\n", "copy": b"COPIED 2\r\n"}[request_word]
+    directory = CrashingDirectory.within(tmp_path)
+    config = ServerConfig(queue_path=directory.path)
+
+    async def scenario() -> None:
+        client, other = turning.connect("memcache"), turning.connect("memcache")
+        for item_ in (LARGE, b"small"):
+            turning.collection.obtain("work").add(item_)
+        await turning.send(client, b"%b work other\r\n" % request_word.encode())
+        await turning.until(lambda: len(worker) == 1)
+        await turning.send(other, b"version\r\n")
+        await turning.receive(other, b"\r\n")
+        if fails:
+            directory.fail = lambda point: point.startswith("append") and "~~ahead" in point
+        assert worker.step()
+        directory.mend()
+        reply = await turning.receive(client, b"\r\n")
+        assert reply.startswith(b"SERVER_ERROR" if fails else done)
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    with Turning(tmp_path, config, directory=directory, writer=worker) as turning:
+        turning.run(scenario())
+        found = {
+            name: [item_data(one) for one in turning.collection.obtain(name).browse(3)]
+            for name in ("work", "other")
+        }
+    items = [LARGE, b"small"]
+    assert found == {
+        "work": items if fails or request_word == "copy" else [],
+        "other": [] if fails else items,
+    }
 
 
 @pytest.mark.parametrize(
