@@ -84,7 +84,9 @@ class BodyReader:
                 self._check(len(rest))
                 end = rest.rfind(b"\n", begin)
                 if end >= 0:
-                    yield bytes(rest[:end]).split(b"\n")
+                    with memoryview(rest) as whole:
+                        lines = bytes(whole[:end]).split(b"\n")
+                    yield lines
                     del rest[: end + 1]
                     self.held -= end + 1
             if rest:

@@ -1,5 +1,6 @@
 """API operations on items: browse, search, add and move them; and on open reads."""
 
+import asyncio
 import base64
 import binascii
 import time
@@ -34,9 +35,13 @@ from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.server import changes, moving
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
+from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.put import put
 from kestrelmq.server.reads import HeldReadsReturn
 
+_LONG: Final = 256 << 10
+"""Characters of base64 that a thread decodes."""
 _READS_AT_ONCE: Final = 2000
 """Open reads that are looked at before others are served: that takes about a millisecond."""
 
@@ -86,13 +91,14 @@ async def put_item(call: Call) -> Answer:
     name = call.name
     call.allow_changes()
     call.check_client(write=True)
-    data = _data(item)
+    # Decoding what is long takes long.
+    data = _data(item) if len(item.data or "") < _LONG else await asyncio.to_thread(_data, item)
     context = call.admin.context
     due = context.due_after(round((item.delay or 0) * 1000))
     expiry = 0 if item.expires_in is None else (due or now()) + round(item.expires_in * 1000)
     collection = context.collection
     mark = _mark(item)
-    stored = collection.add(name, data, expiry, due=due, mark=mark)
+    stored = await put(context, name, data, ItemTimes(expiry, due), mark)
     destinations = collection.destinations(name, delayed=concerns_companion(due, mark))
     await changes.wait_until_durable(context, *destinations)
     if not stored:

@@ -17,15 +17,22 @@ from kestrelmq.admin.calls import LINES, Answer, Call, now
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import Imported
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
-from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.export_rows import ExportRow, json_pieces, live_rows
+from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.server import changes
+from kestrelmq.server.context import ItemTimes
+from kestrelmq.server.put import put
 
 _SEND_TIMEOUT: Final = 60.0
 """Seconds within which a client must take a part of an export."""
+_SENT_AT_ONCE: Final = 256 << 10
+"""Bytes of lines that are made and sent at once."""
 _AT_ONCE: Final = 200
 """Items that are added before others are served."""
+_BYTES_AT_ONCE: Final = WRITE_AHEAD_SIZE - 1
+"""Bytes of data that are added before others are served."""
 _SLICE: Final = 0.00025
 """Seconds that a thread works between two pauses."""
 _LONGEST_SLEEP: Final = 0.001
@@ -52,9 +59,10 @@ async def export_items(call: Call) -> web.StreamResponse:
             try:
                 place = 0
                 while part is not None:
-                    lines = await asyncio.to_thread(_lines, queue.name, place, part)
-                    async with asyncio.timeout(_SEND_TIMEOUT):
-                        await response.write(lines)
+                    pieces = _paced(_pieces(queue.name, place, part))
+                    while some := await asyncio.to_thread(_some, pieces):
+                        async with asyncio.timeout(_SEND_TIMEOUT):
+                            await response.write(some)
                     place += len(part)
                     part = await anext(parts, None)
                 await response.write_eof()
@@ -69,12 +77,24 @@ def _headers(queue: str) -> dict[str, str]:
     return {"Content-Type": LINES, "Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
 
 
-def _lines(queue: str, place: int, records: Sequence[bytes]) -> bytes:
-    lines = []
-    for number, one in enumerate(_paced(records), place):
-        row = ExportRow(queue, number, item_data(one), item_add_time(one), item_expiry(one))
-        lines.append(to_json(row) + "\n")
-    return "".join(lines).encode()
+def _pieces(queue: str, place: int, records: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the lines of some items, which begin at `place`, in short pieces."""
+    for number, one in enumerate(records, place):
+        data, where = memoryview(one)[ADDX_HEADER:], {"queue": queue, "position": number}
+        for piece in json_pieces(where, data, item_times(one)):
+            yield piece.encode()
+        yield b"\n"
+
+
+def _some(pieces: Iterator[bytes]) -> bytes:
+    """Return some of the next pieces, joined; nothing at the end. Runs in a thread."""
+    some, size = [], 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= _SENT_AT_ONCE:
+            break
+    return b"".join(some)
 
 
 def _paced(some: Iterable[T]) -> Iterator[T]:
@@ -107,6 +127,20 @@ async def import_items(call: Call) -> Answer:
     return Answer(Imported(added=target.added))
 
 
+def _in_slices(rows: Sequence[ExportRow]) -> Iterator[list[ExportRow]]:
+    """Yield rows that are added before others are served; a large one, which waits, alone."""
+    some: list[ExportRow] = []
+    size = 0
+    for row in rows:
+        if some and (len(some) == _AT_ONCE or size + len(row.data) > _BYTES_AT_ONCE):
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += len(row.data)
+    if some:
+        yield some
+
+
 class _Target:
     """The queue that an import adds to, or the alias.
 
@@ -128,8 +162,8 @@ class _Target:
         """
         rows, wrong = await asyncio.to_thread(self._parsed, lines)
         self._lines += len(lines)
-        for at in range(0, len(rows), _AT_ONCE):
-            await self._add_rows(rows[at : at + _AT_ONCE])
+        for some in _in_slices(rows):
+            await self._add_rows(some)
         if wrong is not None:
             raise ApiError(400, "invalid_body", self._so_far(wrong))
 
@@ -151,7 +185,10 @@ class _Target:
         for row in rows:
             try:
                 self._call.allow_changes()
-                stored = collection.add(self._name, row.data, row.expiry, due=row.due)
+                stored = await put(context, self._name, row.data, ItemTimes(row.expiry, row.due))
+            except JournalError as error:
+                refusal = ApiError(503, "journal_error", str(error))
+                break
             except QueueUnavailable as error:
                 refusal = ApiError(503, "queue_unavailable", str(error))
                 break

@@ -6,6 +6,7 @@ milliseconds (0 for never). The row of a delayed item says when it is due, and h
 
 import base64
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,8 +16,8 @@ from kestrelmq.journal.names import delayed_name
 from kestrelmq.journal.records import LATEST, REMOVE_TENTATIVE_RECORD, item
 from kestrelmq.names import queue_name_error
 
-_PIECE: Final = 256 << 10
-"""Characters that are escaped at once."""
+_PIECE: Final = 3 << 16
+"""Bytes of data that are encoded at once; a multiple of three, as base64 needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,47 @@ def data_fields(data: bytes) -> dict[str, str]:
 
 def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
-    where = {"due": row.due} if row.due else {"position": row.position}
-    head = json.dumps({"queue": row.queue} | where, ensure_ascii=False)
-    ((name, text),) = data_fields(row.data).items()
-    times = json.dumps({"add_time": row.add_time, "expiry": row.expiry})
-    return f'{head[:-1]}, "{name}": "{_escaped(text)}", {times[1:]}'
+    where: dict[str, object] = {"queue": row.queue}
+    where |= {"due": row.due} if row.due else {"position": row.position}
+    return "".join(json_pieces(where, row.data, (row.add_time, row.expiry)))
 
 
-def _escaped(text: str) -> str:
-    """Return `text` as JSON has it between quotes; in pieces, so that other threads may run."""
-    pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
-    return "".join([json.dumps(piece, ensure_ascii=False)[1:-1] for piece in pieces])
+def json_pieces(
+    where: Mapping[str, object], data: bytes | memoryview, times: tuple[int, int]
+) -> Iterator[str]:
+    """Yield the pieces of what `to_json` returns, each made in a short time.
+
+    No other thread runs while one is made. `where` has the first fields.
+    """
+    head = json.dumps(where, ensure_ascii=False)
+    end = json.dumps({"add_time": times[0], "expiry": times[1]})
+    if len(data) <= _PIECE:
+        ((name, text),) = data_fields(bytes(data)).items()
+        yield f'{head[:-1]}, "{name}": {json.dumps(text, ensure_ascii=False)}, {end[1:]}'
+        return
+    is_text = True
+    try:
+        for _ in _decoded(data):
+            yield ""
+    except UnicodeDecodeError:
+        is_text = False
+    name = "data" if is_text else "data_base64"
+    yield f'{head[:-1]}, "{name}": "'
+    if is_text:
+        for text in _decoded(data):
+            yield json.dumps(text, ensure_ascii=False)[1:-1]
+    else:
+        for at in range(0, len(data), _PIECE):
+            yield base64.b64encode(data[at : at + _PIECE]).decode()
+    yield f'", {end[1:]}'
+
+
+def _decoded(data: bytes | memoryview) -> Iterator[str]:
+    """Yield `data` as text, in pieces. Raises UnicodeDecodeError: it is not UTF-8."""
+    decoder = getincrementaldecoder("utf-8")()
+    for at in range(0, len(data), _PIECE):
+        yield decoder.decode(data[at : at + _PIECE])
+    yield decoder.decode(b"", final=True)
 
 
 def from_json(line: str | bytes, number: int, now: int, queue: str | None = None) -> ExportRow:

@@ -9,6 +9,7 @@ that were written, none of them acknowledged.
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause
@@ -18,6 +19,7 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.marks import PutMark
+from kestrelmq.server.changes import run_job
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.replies import Queues
@@ -28,6 +30,61 @@ SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
 
 log = logging.getLogger(__name__)
+
+
+def prepared(
+    context: ServerContext, name: str, times: ItemTimes, mark: PutMark | None = None
+) -> LargePut | None:
+    """Return what writes a large item ahead for a queue, or for those of an alias, and adds it.
+
+    Raises as `QueueCollection.obtain`; None if there is no queue that gets it.
+    """
+    collection = context.collection
+    if name in collection.queues:
+        return _large_put(context, [collection.queues[name]], times, mark)
+    collection.loading.check(collection.leaves(name))
+    if name not in collection.config.aliases:
+        return _large_put(context, [collection.obtain(name)], times, mark)
+    queues: list[Queue] = []
+    failure: str | None = None
+    for leaf in collection.leaves(name):
+        try:
+            queues.append(collection.obtain(leaf))
+        except QueueUnavailable as error:
+            failure = str(error)
+    return _large_put(context, queues, times, mark, failure) if queues else None
+
+
+def _large_put(
+    context: ServerContext,
+    queues: Sequence[Queue],
+    times: ItemTimes,
+    mark: PutMark | None,
+    failure: str | None = None,
+) -> LargePut:
+    added = times.due or context.turns.clock.now()
+    is_delayed = times.due > 0
+    parts = [
+        WrittenAhead(queue, added, times.expiry, mark, is_delayed=is_delayed) for queue in queues
+    ]
+    return LargePut(parts, failure)
+
+
+async def put(
+    context: ServerContext, name: str, data: bytes, times: ItemTimes, mark: PutMark | None = None
+) -> bool:
+    """Do what `QueueCollection.add` does; a thread writes a large item first."""
+    large = prepared(context, name, times, mark) if len(data) >= WRITE_AHEAD_SIZE else None
+    if large is None:
+        return context.collection.add(name, data, times.expiry, due=times.due, mark=mark)
+    try:
+        await run_job(context, partial(large.write, data))
+        return large.add()
+    except OSError as error:
+        large.writing.refusals.failed += 1
+        raise large.writing.failed(error) from error
+    finally:
+        large.discard()
 
 
 class PendingPut(PendingRequest):
@@ -104,31 +161,18 @@ class PendingPut(PendingRequest):
             places = [
                 place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE
             ]
-            queues, failure = self._obtain() if places else ([], None)
+            large = {}
+            for place in places:
+                one = prepared(context, name, self._times, self._mark_of(place))
+                if one is not None:
+                    large[place] = one
         except KestrelError as error:
             self._refuse(error)
             return
-        if queues:
-            self._write({place: self._prepare(queues, place, failure) for place in places})
+        if large:
+            self._write(large)
         else:
             self._add()
-
-    def _obtain(self) -> tuple[list[Queue], str | None]:
-        """Return the queues that get the items, and why others cannot. Raises as `obtain`."""
-        collection, name = self._context.collection, self._name
-        if name in collection.queues:
-            return [collection.queues[name]], None
-        collection.loading.check(collection.leaves(name))
-        if name not in collection.config.aliases:
-            return [collection.obtain(name)], None
-        queues: list[Queue] = []
-        failure: str | None = None
-        for leaf in collection.leaves(name):
-            try:
-                queues.append(collection.obtain(leaf))
-            except QueueUnavailable as error:
-                failure = str(error)
-        return queues, failure
 
     def write_ahead(self, queue: Queue, record: bytes) -> bool:
         """Have a thread write `record`, that of the only item, which is large; then add it.
@@ -137,20 +181,11 @@ class PendingPut(PendingRequest):
             False if the queues that get it must write it themselves.
         """
         self._record = record
-        large = self._prepare([queue], 0)
+        large = _large_put(self._context, [queue], self._times, self._mark)
         if not large.is_useful:
             return False
         self._write({0: large})
         return True
-
-    def _prepare(self, queues: Sequence[Queue], place: int, failure: str | None = None) -> LargePut:
-        times, mark = self._times, self._mark_of(place)
-        added = times.due or self._context.turns.clock.now()
-        parts = [
-            WrittenAhead(queue, added, times.expiry, mark, is_delayed=times.due > 0)
-            for queue in queues
-        ]
-        return LargePut(parts, failure)
 
     def _write(self, large: dict[int, LargePut]) -> None:
         """Have a thread write the large items, by their places; then add all items."""

@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
-from kestrelmq.journal.export_rows import ExportRow, from_json, live_rows, to_json
+from kestrelmq.journal.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import (
@@ -109,15 +109,21 @@ def test_delayed_items_that_joined_a_long_queue_are_items_of_it(tmp_path: Path) 
 # --- lines of JSON ---
 
 
+@pytest.mark.parametrize("times", [1, 100_001])
 @pytest.mark.parametrize("data", [b"", "größer\n".encode(), b"\xff\x00"])
-def test_a_line_of_json_says_the_row(data: bytes) -> None:
-    """Whatever the data is, the line is one line, and gives the same row."""
+def test_a_line_of_json_says_the_row(data: bytes, times: int) -> None:
+    """Whatever the data is, the line is one line, and gives the same row; one piece is short."""
+    data *= times
+    where = {"queue": "jobs", "position": 3}
+    pieces = list(json_pieces(where, memoryview(data), (NOW, NOW + 5)))
+    assert "".join(pieces) == to_json(ExportRow("jobs", 3, data, NOW, NOW + 5))
+    assert max(map(len, pieces)) < 500_000
     one = ExportRow("jobs", 3, data, NOW, NOW + 5)
     line = to_json(one)
     assert "\n" not in line
     assert from_json(line, 3, 0) == one
     assert from_json(line.encode(), 3, 0) == one
-    assert ("data_base64" in json.loads(line)) == (data == b"\xff\x00")
+    assert ("data_base64" in json.loads(line)) == (data[:1] == b"\xff")
 
 
 def test_times_may_be_left_out() -> None:

@@ -1,5 +1,6 @@
 """A large item in pieces: whole however it is cut, and never more than what belongs to it."""
 
+import asyncio
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
+from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.large_item import ArrivingLargeItem
+from kestrelmq.server.put import put
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
@@ -137,6 +141,34 @@ def test_a_thread_writes_it_for_an_alias(
     with Turning(tmp_path, config) as turning:
         for name in destinations:
             assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_writes_what_comes_over_http(tmp_path: Path, *, fails: bool) -> None:
+    """A small item is added at once."""
+    worker = HeldWorker()
+    directory = CrashingDirectory.within(tmp_path)
+    config = ServerConfig(queue_path=directory.path)
+
+    async def scenario() -> None:
+        assert await put(turning.context, "work", b"small", ItemTimes(0))
+        large = asyncio.create_task(put(turning.context, "work", LARGE, ItemTimes(0)))
+        await turning.until(lambda: len(worker) == 1)
+        assert len(turning.collection.obtain("work")) == 1
+        if fails:
+            directory.fail = lambda point: point.startswith("append") and "~~ahead" in point
+        assert worker.step()
+        directory.mend()
+        if fails:
+            with pytest.raises(JournalError):
+                await large
+        else:
+            assert await large
+
+    with Turning(tmp_path, config, directory=directory, writer=worker) as turning:
+        turning.run(scenario())
+        assert len(turning.collection.obtain("work")) == 2 - fails
+        assert not [name for name in directory.names() if "~~ahead" in name]
 
 
 @pytest.mark.parametrize("request_word", ["move", "copy"])
