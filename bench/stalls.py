@@ -100,7 +100,9 @@ class Observer:
 
         def run_noted(self_: worker.ThreadWorker, job: worker.Job, done: worker.Done) -> None:
             function = job.func if isinstance(job, partial) else job
-            name = function.__qualname__.split(".")[-1].replace("<lambda>", "sync")
+            # A function within a compiled one is an object of a class of its own.
+            called = getattr(function, "__qualname__", type(function).__name__)
+            name = called.split(".")[-1].replace("<lambda>", "sync")
             run(self_, self._running_while(name, job), done)
 
         worker.ThreadWorker.run = run_noted  # type: ignore[method-assign, assignment]
