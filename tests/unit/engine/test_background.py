@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import GroupCommit
-from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.queue import LargeMove, Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import add_xid, item, item_data, save_xid, unremove
@@ -339,12 +339,18 @@ def test_a_queue_that_fails_does_not_keep_others_from_their_upkeep(tmp_path: Pat
 def failing_queue(error: Exception) -> Queue:
     """Return a queue from which nothing that expired can be taken."""
 
-    def move_to(name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
-        raise error
+    class FailingMover:
+        """Moves nothing."""
+
+        def __call__(self, *_: object, **__: object) -> bool:
+            raise error
+
+        def prepare(self, *_: object, **__: object) -> LargeMove | None:
+            raise error
 
     clock = FakeClock()
     config = QueueConfig(expire_to_queue="other")
-    return Queue("jobs", config, clock, GroupCommit(), move_to=move_to)
+    return Queue("jobs", config, clock, GroupCommit(), move_to=FailingMover())
 
 
 def test_a_waiting_reader_is_told_that_it_cannot_be_served(

@@ -17,7 +17,6 @@ from kestrelmq.engine.moving import (
     source_of_dead_letters,
 )
 from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
@@ -140,8 +139,9 @@ def test_items_on_disk_are_moved(tmp_path: Path) -> None:
 def test_no_reader_gets_what_is_being_moved(spool: LocalQueues) -> None:
     """While a slice waits to be durable; if it cannot be, its items come back as they were."""
     slices = Move(spool.collection, spool.queue(), "late", 2).slices()
-    (late,) = next(slices)
-    assert isinstance(late, Queue)
+    targets = next(slices)
+    assert isinstance(targets, tuple)
+    (late,) = targets
     assert (late.name, spool.take(), spool.take()) == ("late", b"3", None)
     with pytest.raises(JournalError, match="lost"):
         slices.throw(JournalError("lost"))
@@ -206,6 +206,7 @@ def test_a_crash_at_any_step_leaves_each_item_somewhere(
         try:
             directory.crash_at = directory.steps + step
             for targets in slices:
+                assert isinstance(targets, tuple)
                 for queue in targets:
                     queue.sync()
             spool.commit()
