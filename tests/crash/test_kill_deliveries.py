@@ -351,13 +351,18 @@ class Outcome:
         """Check the counts of the dead letters.
 
         A kill may have left one in its queue, too, where it was delivered again: then it has the
-        count that it had when it died.
+        count that it had when it died. If it died there again, there are two dead letters of it.
         """
         notes, in_both = self.notes, 0
+        most: defaultdict[bytes, int] = defaultdict(int)
+        for one in self.dead:
+            most[one.data] = max(most[one.data], one.number - 1)
+        assert len(self.dead) - len(most) <= READS_AT_ONCE * notes.kills
+        for data, number in notes.buried.items():
+            assert most[data] >= number, "the count of a dead letter is too low"
         for one in self.dead:
             numbers, count = notes.deliveries[one.data], one.number - 1
             assert count >= MOST or one.data in notes.perhaps_buried, "it was not dead"
-            assert count >= notes.buried.get(one.data, 0), "a count is too low"
             is_asked = one.data in notes.perhaps_buried and one.data not in notes.buried
             if count < len(numbers) - notes.uncounted[one.data]:
                 assert is_asked or count >= MOST, "a count is too low"
