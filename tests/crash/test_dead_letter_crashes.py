@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.departures import Departures
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.recording import Contents, CrashCause, RecordingDirectory, crash_states
@@ -77,7 +77,7 @@ def test_an_item_is_in_neither_queue_in_no_state(
 ) -> None:
     """Of all those that a kill or a loss of power may leave; `ahead`: as if it were large."""
     if ahead:
-        monkeypatch.setattr(Queue, "_moves_ahead", lambda _queue, _record: True)
+        monkeypatch.setattr(Departures, "_is_large", lambda _departures, _record: True)
     path = root / "spool"
     path.mkdir()
     scenario = Scenario(path, dialect)

@@ -1,11 +1,12 @@
 """One durable queue, made of parts.
 
-    backlog   the waiting items, in memory or on disk only
-    reads     the open reads: which items readers hold, and until when
-    changes   what is not in the journal yet, and how to take it back
-    delayed   the items that wait until they are due, if there ever were any
-    waiters   the readers that wait for an item, first come, first served
-    upkeep    what keeps the journal small
+    backlog     the waiting items, in memory or on disk only
+    reads       the open reads: which items readers hold, and until when
+    changes     what is not in the journal yet, and how to take it back
+    delayed     the items that wait until they are due, if there ever were any
+    waiters     the readers that wait for an item, first come, first served
+    departures  the items that go to other queues: dead letters, and expired ones
+    upkeep      what keeps the journal small
 
 An operation changes the parts in memory and collects its records. `commit` writes them with one
 write, before any reply is sent. If that fails, the changes are taken back, newest first.
@@ -17,12 +18,11 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, islice
 from typing import Final, Protocol
 
-from kestrelmq.clock import Clock, Pause, Throttle
+from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import (
@@ -45,14 +45,16 @@ from kestrelmq.engine.delayed import (
     DelayedItems,
     companion_settings,
 )
+from kestrelmq.engine.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
 from kestrelmq.engine.durability import Committable, GroupCommit
+from kestrelmq.engine.limits import NO_LIMITS, QueueLimits
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.refusals import LOG_INTERVAL, RefusalReason, Refusals
+from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable, TagRefused
+from kestrelmq.errors import JournalError, QueueUnavailable, TagRefused
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
@@ -120,12 +122,6 @@ _FLUSHED_AT_ONCE: Final = 500
 """Items that a flush drops at once of those that wait for their retry delay."""
 _EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
-_MIN_ASIDE_LIMIT: Final = 1 << 20
-"""Bytes of memory that items set aside may take, however small `max_memory_size` is."""
-_MAX_MOVES: Final = 500
-"""Most items set aside that one sweep tries to move."""
-_MAX_REFUSALS: Final = 16
-"""Refusals after which a sweep stops trying to move items."""
 RESERVED_MEMORY: Final = 4 << 20
 """Bytes of memory that the reserved items of a queue may always take."""
 MAX_TAGS: Final = 10_000
@@ -147,114 +143,6 @@ class ReadsReturn(Protocol):
 
     def give_back_some(self) -> bool:
         """Give back the youngest; return whether there are more."""
-
-
-class LargeMove(Protocol):
-    """A large item that moves to another queue; `LargePut` is one."""
-
-    def has_room(self, size: int) -> bool:
-        """Whether an item of `size` bytes would be accepted now."""
-
-    def write(self, data: bytes | memoryview, pause: Pause) -> None:
-        """Write the item ahead; from any thread. Raises OSError."""
-
-    def move(self, size: int, *, durable: bool) -> bool:
-        """Do what `MoveTo` does, with the item that was written."""
-
-    def discard(self) -> None:
-        """Remove what was written and not moved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Why an item that is set aside moves to another queue.
-
-    Attributes:
-        target: the name of that queue.
-        is_dead: whether it was handed out too often; otherwise it expired.
-        deliveries: how often that was, for a dead one.
-        why: why it was given back the last time.
-        counted: whether that was a delivery.
-    """
-
-    target: str
-    is_dead: bool = False
-    deliveries: int = 0
-    why: str = ""
-    counted: bool = False
-
-
-class MoveTo(Protocol):
-    """Adds an item's data to the queue of that name, and writes it there."""
-
-    def __call__(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
-        """Return False or raise a KestrelError if it cannot be added now.
-
-        Args:
-            name: the queue that gets the item.
-            data: the item.
-            deliveries: how often it was handed out.
-            durable: whether it must be on disk when this returns.
-        """
-
-    def prepare(self, name: str, size: int, deliveries: int) -> LargeMove | None:
-        """Prepare to do so with a large item, of `size` bytes.
-
-        Return None or raise a KestrelError if it cannot be added now.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """What an operation must check. A queue whose limits are all at their defaults checks nothing.
-
-    A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
-
-    Attributes:
-        max_items: as in the settings.
-        max_size: as in the settings.
-        max_item_size: as in the settings.
-        max_age: as in the settings, but in milliseconds.
-        fanout_only: whether only the children take items.
-        memory_only: whether items can be held only in memory, because there is no journal, or soon
-            will be none.
-        reads_paused: whether readers find the queue empty; see `Queue.pause`.
-        writes_paused: whether adding is refused.
-    """
-
-    max_items: int | None = None
-    max_size: int | None = None
-    max_item_size: int | None = None
-    max_age: int | None = None
-    fanout_only: bool = False
-    memory_only: bool = False
-    reads_paused: bool = False
-    writes_paused: bool = False
-
-    @classmethod
-    def of(cls, config: QueueConfig, paused: Paused, *, memory_only: bool) -> "QueueLimits":
-        """Return the limits of a queue with these settings, of which something may be paused."""
-        is_paused = paused is not _NOTHING_PAUSED
-        return _shared_limits(
-            max_items=config.max_items,
-            max_size=config.max_size,
-            max_item_size=config.max_item_size,
-            max_age=None if config.max_age is None else int(config.max_age * 1000),
-            fanout_only=config.fanout_only,
-            memory_only=memory_only,
-            reads_paused=is_paused and Paused.READS in paused,
-            writes_paused=is_paused and Paused.WRITES in paused,
-        )
-
-
-_shared_limits: Final = lru_cache(maxsize=256)(QueueLimits)
-"""There may be very many queues with the same limits."""
-_NO_LIMITS: Final = QueueLimits()
-_NOTHING_PAUSED: Final = Paused.NOTHING
-
-
-NONE_LEAVING: Final[dict[int, Leaving]] = {}
-"""Shared by all queues that move no large item; never changed."""
 
 
 def _any_expires(records: Iterable[bytes]) -> bool:
@@ -314,7 +202,7 @@ class Queue(Committable):
         self.journal = journal = journal or NoJournal()
         self._clock = clock
         self._commits = commits
-        self._move_to = move_to
+        self._departures = Departures(move_to, commits, clock)
         state = state or Replay()
         reserved = state.reserved
         given_back = sorted((xid for xid in state.open if xid not in reserved.by_xid), reverse=True)
@@ -357,18 +245,13 @@ class Queue(Committable):
         # to drop.
         self._brings_oldest = self._is_flushing = False
         self._flushed: ReadTable[bytes] = NO_READS
-        # Whether an expired item is being moved to another queue; whether one can neither be moved
-        # nor be set aside, so that the items behind it cannot be read.
-        self._moving = self._is_blocked = False
+        # Whether an expired item can neither be moved nor be set aside, so that the items behind it
+        # cannot be read.
+        self._is_blocked = False
         # Whether it was closed; whether there is a journal, but all items must fit in memory: see
         # `stay_in_memory`; whether nothing may be added or taken, as far as `tick` knows: see
         # `_is_suspect`.
         self._closed = self._stays_in_memory = self._was_suspect = False
-        # The large items that are being written for the queues that they move to, by xid: they are
-        # set aside. And from when on (monotonic seconds) others may, because one could not.
-        self._leaving: dict[int, Leaving] = NONE_LEAVING
-        self._leave_at = 0.0
-        self._log_throttle = Throttle(clock, LOG_INTERVAL)
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
@@ -470,7 +353,7 @@ class Queue(Committable):
         """Compute the limits anew; `_set_needs_checks` must follow."""
         memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
-        self._is_limited = self._limits != _NO_LIMITS
+        self._is_limited = self._limits != NO_LIMITS
 
     def pause(self, paused: Paused) -> None:
         """Pause these operations from now on, and no others.
@@ -484,7 +367,7 @@ class Queue(Committable):
         self._set_limits()
         self._set_needs_checks()
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
 
     def _set_needs_checks(self) -> None:
         """Set whether operations, and whether reads, must check anything; see `QueueLimits`."""
@@ -694,7 +577,7 @@ class Queue(Committable):
             self._commits.dirty.append(self)
         pending.append(record)
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
         return True
 
     def _new_header(self, size: int) -> bytes:
@@ -734,7 +617,7 @@ class Queue(Committable):
             self._append(record, size)
             self._collect(record)
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
         return True
 
     def _append_noted(self, record: bytes, size: int, records: bytes) -> None:
@@ -768,7 +651,7 @@ class Queue(Committable):
                 pass
         full = self._too_full(size)
         if full is not None:
-            if self._moving or not self.config.discard_old_when_full:
+            if self._departures.is_moving or not self.config.discard_old_when_full:
                 self.refusals.count(full)
                 return None
             while self._too_full(size) is not None and self._drop_head():
@@ -904,7 +787,7 @@ class Queue(Committable):
             record = admitted
         self._append_marked(record, mark)
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
         return True
 
     def is_next(self, mark: PutMark) -> bool:
@@ -1117,7 +1000,7 @@ class Queue(Committable):
                 return
             delayed.have_joined()
             if self.waiters:
-                self._serve()
+                self.serve_waiting()
         delayed.settle(self, at)
 
     def _join(self, xid: int, record: bytes) -> None:
@@ -1195,7 +1078,7 @@ class Queue(Committable):
             self._expiring = self._needs_checks = self._read_needs_checks = True
         delayed.have_joined()
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
 
     # --- adding an item that was written ahead ---
 
@@ -1300,7 +1183,7 @@ class Queue(Committable):
             return False
         self._append_file(record, file, mark, is_noted=item_deliveries(record) > 0)
         if self.waiters:
-            self._serve()
+            self.serve_waiting()
         return True
 
     def _append_file(
@@ -1491,10 +1374,10 @@ class Queue(Committable):
                 self._bring_oldest()
             if self._expiring:
                 self.discard_expired(None)
-                if self._is_blocked or self._moving:
+                if self._is_blocked or self._departures.is_moving:
                     return False
             if self._may_have_dead_head:
-                if self._moving:
+                if self._departures.is_moving:
                     return False  # in the journal the item that is moved is still the head
                 self._bury_heads()
         return bool(self.backlog.memory) or self._read_back()
@@ -1522,11 +1405,11 @@ class Queue(Committable):
         """Drop the head; return False if the queue is empty."""
         if not self.backlog.memory and not self._read_back():
             return False
-        self._drop(self.backlog.take())
+        self.drop_taken(self.backlog.take())
         return True
 
-    def _drop(self, record: bytes) -> None:
-        """Collect the change that drops `record`, which was the head and is already taken."""
+    def drop_taken(self, record: bytes) -> None:
+        """Drop `record`, which was the head and is already taken."""
         self._collect(REMOVE_RECORD)
         self.changes.undo.append(HeadDropped(record))
 
@@ -1590,13 +1473,12 @@ class Queue(Committable):
             xid
             for xid in held
             if not (counted or is_dead)
-            or not self._bury(xid, why, counted=counted, is_dead=is_dead)
+            or not self._departures.bury(self, xid, why, counted=counted, even_alive=is_dead)
         ]
         for xid in reversed(alive):
-            if not self._delay_retry(xid, delay, counted=counted):
-                self._put_back(xid, counted=counted)
+            self.retry(xid, delay, counted=counted)
         if held and self.waiters:
-            self._serve()
+            self.serve_waiting()
         return len(held)
 
     def begin_giving_back(self, returning: ReadsReturn) -> None:
@@ -1649,7 +1531,7 @@ class Queue(Committable):
     def _bring_oldest(self) -> None:
         """Make the oldest of the reads that are being given back the head, for a reader."""
         xid = self._oldest_returning()
-        if xid is None or self._brings_oldest or self._moving:
+        if xid is None or self._brings_oldest or self._departures.is_moving:
             return
         self._brings_oldest = True
         try:
@@ -1679,6 +1561,17 @@ class Queue(Committable):
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
         self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
 
+    def retry(self, xid: int, delay: float | None = None, *, counted: bool) -> None:
+        """Let the item of the open read `xid` be read again, after its retry delay if it has one.
+
+        Args:
+            xid: the read; no reader has it any more.
+            delay: seconds, instead of the retry delay, which is only for deliveries.
+            counted: whether the item was delivered.
+        """
+        if not self._delay_retry(xid, delay, counted=counted):
+            self._put_back(xid, counted=counted)
+
     def _delay_retry(self, xid: int, delay: float | None, *, counted: bool) -> bool:
         """Hold back the item of the open read `xid` for its retry delay; False if it has none.
 
@@ -1692,7 +1585,7 @@ class Queue(Committable):
         if not (config.retry_delay if delay is None else delay):
             return False
         size = len(record)
-        if reads.retrying_bytes + size > max(_MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
+        if reads.retrying_bytes + size > max(MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
             return False
         if delay is None:
             retries = min(item_deliveries(record), _MAX_DOUBLINGS)
@@ -1709,6 +1602,28 @@ class Queue(Committable):
             note = unreserved_note if counted else held_back_note
             self._collect(note((xid,), self.reads.last_xid))
             self.changes.undo.append(ReadHeldBack(xid, record, reservation))
+
+    # --- items that go to another queue: see `departures` ---
+
+    def _bury_heads(self) -> None:
+        """Move the dead letters that a restart left at the head."""
+        if self._departures.bury_heads(self):
+            self._may_have_dead_head = False
+            self._set_needs_checks()
+
+    def put_aside(self, record: bytes) -> int:
+        """Set `record`, which was the head, aside; return the xid of its read."""
+        xid = self._open(record, by_reader=False)
+        self.reads.set_aside(xid, record)
+        return xid
+
+    def take_over(self, xid: int, record: bytes, *, counted: bool) -> None:
+        """Set the item of an open read aside, which its reader does not have any more.
+
+        `counted` is whether it was delivered.
+        """
+        self._forget_reservation(xid, record, counted=counted)
+        self.reads.set_aside(xid, record)
 
     # --- reserved reads ---
 
@@ -1929,243 +1844,7 @@ class Queue(Committable):
         self.reads.reservations.extend(xids, seconds, self._clock.monotonic())
         return len(xids)
 
-    # --- dead letters ---
-
-    def _is_dead(self, deliveries: int) -> bool:
-        """Whether an item that was delivered so often goes to the dead-letter queue."""
-        most = self.config.max_deliveries
-        return most is not None and deliveries >= most
-
-    def _bury(self, xid: int, why: str, *, counted: bool, is_dead: bool) -> bool:
-        """Move the item of the open read `xid` to the dead-letter queue if it was delivered enough.
-
-        With `is_dead`, however often it was delivered. `counted` is whether this was a delivery.
-
-        Returns:
-            False if it stays, also because the dead-letter queue cannot take it.
-        """
-        record = self.reads.open[xid]
-        deliveries = item_deliveries(record) + counted
-        if not (is_dead or self._is_dead(deliveries)):
-            return False
-        if self._moves_ahead(record):
-            return self._begin_burying(xid, record, deliveries, why, counted=counted)
-        if not self._dead_letter(record, deliveries, why):
-            return False
-        self.confirm(xid)
-        return True
-
-    def _bury_heads(self) -> None:
-        """Move items at the head that were delivered `max_deliveries` times before a restart."""
-        backlog = self.backlog
-        while backlog.memory:
-            deliveries = item_deliveries(backlog.memory[0])
-            if not self._is_dead(deliveries):
-                break
-            record = backlog.take()
-            why = "the server was stopped"
-            if self._moves_ahead(record):
-                if not self._begin_burying(None, record, deliveries, why, counted=False):
-                    backlog.put_back(record)
-                    return
-                continue
-            if not self._dead_letter(record, deliveries, why):
-                backlog.put_back(record)
-                return
-            self._drop(record)
-        self._may_have_dead_head = False
-        self._set_needs_checks()
-
-    def _dead_letter(self, record: bytes, deliveries: int, why: str) -> bool:
-        """Add an item to the dead-letter queue; return False if that cannot take it now."""
-        target = self.config.dead_letter_queue
-        if target is None:
-            return False
-        # The target must be on disk before it is written here that the item has gone.
-        durable = self._sync_period is not None
-        problem = self._move(target, record[ADDX_HEADER:], deliveries, durable=durable)
-        leaving = Leaving(target, is_dead=True, deliveries=deliveries, why=why)
-        if problem is not None:
-            self._log_stays(leaving, problem)
-            return False
-        self._log_dead(leaving, len(record) - ADDX_HEADER)
-        return True
-
-    def _log_stays(self, leaving: Leaving, problem: str) -> None:
-        self._log_now_and_then(
-            f"an item was delivered {leaving.deliveries} times, and cannot go to {leaving.target}: "
-            f"{problem}; it stays"
-        )
-
-    def _log_dead(self, leaving: Leaving, size: int) -> None:
-        target, deliveries, why = leaving.target, leaving.deliveries, leaving.why
-        self.dead_lettered += 1
-        log.warning(
-            "queue %s: an item of %d bytes goes to %s after %d deliveries: %s",
-            self.name,
-            size,
-            target,
-            deliveries,
-            why,
-            extra={"queue": self.name, "deliveries": deliveries, "target": target, "why": why},
-        )
-
-    # --- large items that move to another queue ---
-    #
-    # A large item is written ahead for the queue that it moves to. Meanwhile it is an open read
-    # that no reader has, and set aside. Then it is added there, and the read is confirmed here. A
-    # crash leaves it here, there, or in both; the next start gives the read back, and moves it.
-
-    def _moves_ahead(self, record: bytes) -> bool:
-        """Whether an item that moves to another queue is written ahead for that."""
-        return len(record) >= WRITE_AHEAD_SIZE + ADDX_HEADER and self._move_to is not None
-
-    def _begin_burying(
-        self, xid: int | None, record: bytes, deliveries: int, why: str, *, counted: bool
-    ) -> bool:
-        """Begin to move a large item to the dead-letter queue; return False if it stays.
-
-        It is the item of the open read `xid`, or was the head if that is None.
-        """
-        target = self.config.dead_letter_queue
-        if target is None:
-            return False
-        size = len(record) - ADDX_HEADER
-        leaving = Leaving(target, is_dead=True, deliveries=deliveries, why=why, counted=counted)
-        try:
-            large = self._prepare_leaving(leaving, size)
-            if not large.has_room(size):
-                raise QueueUnavailable("it refuses them")
-        except KestrelError as error:
-            self._log_stays(leaving, str(error))
-            return False
-        if xid is None:
-            xid = self._open(record, by_reader=False)
-        else:
-            self._forget_reservation(xid, record, counted=counted)
-        self.reads.set_aside(xid, record)
-        self._write_leaving(xid, record, leaving, large)
-        return True
-
-    def _expire_ahead(self, record: bytes) -> bool:
-        """Set a large head that has expired aside, and begin to move it.
-
-        Return False if too much is set aside already.
-        """
-        backlog, reads = self.backlog, self.reads
-        most = max(_MIN_ASIDE_LIMIT, backlog.max_memory_bytes)
-        if reads.aside and reads.aside_bytes + len(record) > most:
-            backlog.put_back(record)
-            return False
-        xid = self._open(record, by_reader=False)
-        reads.set_aside(xid, record)
-        self._move_expired(xid, record)
-        return True
-
-    def _move_expired(self, xid: int, record: bytes) -> None:
-        """Begin to move a large item that is set aside because it expired, unless it moves."""
-        target = self.config.expire_to_queue
-        if xid in self._leaving or target is None:
-            return
-        leaving = Leaving(target)
-        try:
-            large = self._prepare_leaving(leaving, len(record) - ADDX_HEADER)
-        except KestrelError as error:
-            self._log_set_aside(target, str(error))
-            return
-        self._write_leaving(xid, record, leaving, large)
-
-    def _prepare_leaving(self, leaving: Leaving, size: int) -> LargeMove:
-        """Prepare to move a large item. Raises KestrelError: it cannot move now."""
-        assert self._move_to is not None  # noqa: S101 # see `_moves_ahead`
-        if self.failure is not None:
-            # Its removal could not be written here; it would be moved repeatedly.
-            raise JournalError("its own queue cannot be written")
-        if self._clock.monotonic() < self._leave_at:
-            raise QueueUnavailable("another one could not be written a moment ago")
-        large = self._move_to.prepare(leaving.target, size, leaving.deliveries)
-        if large is None:
-            raise QueueUnavailable("it refuses them")
-        return large
-
-    def _write_leaving(self, xid: int, record: bytes, leaving: Leaving, large: LargeMove) -> None:
-        """Have the writer write a large item that is set aside for its new queue; then move it."""
-        if self._leaving is NONE_LEAVING:
-            self._leaving = {}
-        self._leaving[xid] = leaving
-
-        def write(pause: Pause) -> None:
-            large.write(memoryview(record)[ADDX_HEADER:], pause)
-
-        def written(error: BaseException | None) -> None:
-            try:
-                self._leave(xid, record, leaving, large, error)
-                self._leaving.pop(xid)
-            finally:
-                large.discard()
-
-        self._commits.writer.run(write, written)
-
-    def _leave(
-        self,
-        xid: int,
-        record: bytes,
-        leaving: Leaving,
-        large: LargeMove,
-        error: BaseException | None,
-    ) -> None:
-        """Move a large item that was written for its new queue; `error` is why it was not."""
-        reads = self.reads
-        if self._closed or reads.aside.get(xid) is not record:
-            return  # its change was taken back
-        if not reads.is_open(xid, record):
-            reads.forget_aside(xid)  # whoever had read it has confirmed it
-            return
-        size = len(record) - ADDX_HEADER
-        problem = self._move_written(size, leaving, large, error)
-        if problem is not None:
-            self._leave_at = self._clock.monotonic() + _GIVE_BACK_RETRY
-            if leaving.is_dead:
-                self._log_stays(leaving, problem)
-                self._stay(xid, record, leaving)
-            else:
-                self._log_set_aside(leaving.target, problem)
-            return
-        self.confirm(xid)
-        reads.forget_aside(xid)
-        if leaving.is_dead:
-            self._log_dead(leaving, size)
-        else:
-            self.expired_items += 1
-        if self.waiters:
-            self._serve()
-
-    def _move_written(
-        self, size: int, leaving: Leaving, large: LargeMove, error: BaseException | None
-    ) -> str | None:
-        """Move a large item that was written; return why that cannot be done now."""
-        if error is not None:
-            return str(error)
-        durable = leaving.is_dead and self._sync_period is not None
-        self._moving = True
-        try:
-            self.write_now()  # before the target has it, it must be certain that it leaves
-            return None if large.move(size, durable=durable) else "it refuses them"
-        except KestrelError as failure:
-            return str(failure)
-        finally:
-            self._moving = False
-
-    def _stay(self, xid: int, record: bytes, leaving: Leaving) -> None:
-        """Give the open read of an item back that cannot move to the dead-letter queue."""
-        reads = self.reads
-        if reads.aside.get(xid) is not record:
-            return  # its change was taken back just now
-        reads.forget_aside(xid)
-        if not self._delay_retry(xid, None, counted=leaving.counted):
-            self._put_back(xid, counted=leaving.counted)
-        if self.waiters:
-            self._serve()
+    # --- deadlines ---
 
     def extend(self, xid: int, timeout: float) -> bool:
         """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier.
@@ -2219,7 +1898,7 @@ class Queue(Committable):
             return 0
         self._set_needs_checks()
         if retries and self.waiters:
-            self._serve()
+            self.serve_waiting()
         return count
 
     def _give_back_later(
@@ -2274,7 +1953,7 @@ class Queue(Committable):
         An item may expire to its own queue, directly or by way of others; then it goes to the end.
         An item that `expire_to_queue` cannot take now is set aside.
         """
-        if self._moving:
+        if self._departures.is_moving:
             return 0
         now = self._clock.now()
         backlog = self.backlog
@@ -2290,7 +1969,7 @@ class Queue(Committable):
                 break
             if count in (limit, before) or not self._is_expired(backlog.memory[0], now):
                 break
-            if not self._expire_head():
+            if not self._departures.expire_head(self):
                 self._is_blocked = True
                 break
             count += 1
@@ -2302,98 +1981,6 @@ class Queue(Committable):
             return True
         max_age = self._limits.max_age
         return max_age is not None and item_add_time(record) + max_age <= now
-
-    def _expire_head(self) -> bool:
-        """Move the expired head to its target, or set it aside; return False if neither works."""
-        backlog, reads = self.backlog, self.reads
-        record = backlog.take()
-        if self.config.expire_to_queue is not None and self._moves_ahead(record):
-            return self._expire_ahead(record)
-        try:
-            moved = self._expire_to(record)
-        except BaseException:
-            backlog.put_back(record)
-            raise
-        if moved:
-            self._drop(record)
-            self.expired_items += 1
-            return True
-        size = len(record) - ADDX_HEADER
-        if reads.aside_bytes + size > max(_MIN_ASIDE_LIMIT, backlog.max_memory_bytes // 4):
-            backlog.put_back(record)
-            return False
-        reads.set_aside(self._open(record, by_reader=False), record)
-        return True
-
-    def _expire_to(self, record: bytes) -> bool:
-        """Add an expired item to `expire_to_queue`, if set; return False if it cannot be now."""
-        target = self.config.expire_to_queue
-        if target is None or self._move_to is None:
-            return True
-        problem = self._move(target, record[ADDX_HEADER:], 0, durable=False)
-        if problem is not None:
-            self._log_set_aside(target, problem)
-        return problem is None
-
-    def _log_set_aside(self, target: str, problem: str) -> None:
-        self._log_now_and_then(
-            f"expired items cannot go to {target}: {problem}; they are set aside "
-            f"({len(self.reads.aside)} so far) and tried again"
-        )
-
-    def _move(self, target: str, data: bytes, deliveries: int, *, durable: bool) -> str | None:
-        """Add an item to another queue; return why that cannot be done now. As `MoveTo`."""
-        if self._move_to is None:
-            return "there is no other queue"
-        if self.failure is not None:
-            # Its removal could not be written here; it would be moved repeatedly.
-            return "its own queue cannot be written"
-        self._moving = True
-        try:
-            if self._move_to(target, data, deliveries, durable=durable):
-                return None
-        except KestrelError as error:
-            return str(error)
-        finally:
-            self._moving = False
-        return "it refuses them"
-
-    def _log_now_and_then(self, problem: str) -> None:
-        """Log a problem, unless one was logged a short time ago."""
-        if self._log_throttle.passes():
-            log.warning("queue %s: %s", self.name, problem, extra={"queue": self.name})
-
-    def move_aside(self) -> None:
-        """Try again to move some of the items that are set aside."""
-        reads = self.reads
-        moved = []
-        refused = 0
-        most = min(self.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
-        for xid, record in list(islice(reads.aside.items(), most)):
-            if not reads.is_open(xid, record):
-                reads.forget_aside(xid)  # a client that guessed its xid confirmed it
-            elif xid in self._leaving:
-                continue
-            elif self.config.expire_to_queue is not None and self._moves_ahead(record):
-                self._move_expired(xid, record)
-            elif self._expire_to(record):
-                moved.append(xid)
-            else:
-                # Try the others before this one again.
-                del reads.aside[xid]
-                reads.aside[xid] = record
-                refused += 1
-                if refused == _MAX_REFUSALS:
-                    break
-        for xid in moved:
-            self.confirm(xid)
-        try:
-            self.write_now()
-        except JournalError:
-            return  # they are still open and set aside
-        for xid in moved:
-            reads.forget_aside(xid)
-        self.expired_items += len(moved)
 
     # --- waiting ---
 
@@ -2412,12 +1999,16 @@ class Queue(Committable):
         self._commits.note_change(self)
         return True
 
-    def _serve(self) -> None:
+    def serve_waiting(self) -> None:
         """Serve the waiting readers, in order; failures go to them, never to the caller."""
         waiters, backlog = self.waiters, self.backlog
         if self._limits.reads_paused or self._brings_oldest or self._was_suspect:
             return
-        while waiters and not self._moving and (backlog.memory or backlog.behind is not None):
+        while (
+            waiters
+            and not self._departures.is_moving
+            and (backlog.memory or backlog.behind is not None)
+        ):
             waiter = next(iter(waiters))
             try:
                 record, xid = self._take_as(waiter.mode)
@@ -2584,7 +2175,7 @@ class Queue(Committable):
         if self._was_suspect and not self._is_suspect:
             self._was_suspect = False
             self._set_needs_checks()
-            self._serve()
+            self.serve_waiting()
 
     def _fail(self, error: OSError) -> JournalError:
         message = f"queue {self.name}: {error}"
@@ -2654,13 +2245,13 @@ class Queue(Committable):
         """
         expired = self.expired_items
         if self.reads.aside:
-            self.move_aside()
+            self._departures.move_aside(self)
         left = len(self.backlog) if limit is None else min(limit, len(self.backlog))
         while self._expiring and not self._closed:
             # Even of none, so that it is noticed if nothing can expire any more.
             most = min(left, _EXPIRED_AT_ONCE)
             count = self.discard_expired(most)
-            self._serve()  # an item may have expired to this queue
+            self.serve_waiting()  # an item may have expired to this queue
             left -= count
             if count < _EXPIRED_AT_ONCE or not left:
                 break

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
+from kestrelmq.engine.departures import LargeMove
 from kestrelmq.engine.durability import GroupCommit
-from kestrelmq.engine.queue import LargeMove, Queue
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import add_xid, item, item_data, save_xid, unremove

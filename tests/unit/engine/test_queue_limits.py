@@ -8,8 +8,8 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.engine.limits import QueueLimits
 from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import QueueLimits
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.journal.records import item_data, item_expiry
 from kestrelmq.testing.clock import FakeClock

@@ -575,7 +575,7 @@ def test_readers_that_wait_come_first(tmp_path: Path) -> None:
     for data in (b"a", b"b", b"c"):
         queue.add(data)
     queue.waiters.update(dict.fromkeys(waiting))
-    queue._serve()
+    queue.serve_waiting()
     spool.commit()
     assert taken == [1, 2]
     spool.close()
