@@ -724,6 +724,7 @@ class QueueCollection:
             and not queue.open
             and not queue.waiters
             and not queue.paused
+            and not queue.remembers_requests
         )
 
     def tick(self) -> None:

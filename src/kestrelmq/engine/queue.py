@@ -512,6 +512,17 @@ class Queue(Committable):
         return tuple(one for queue in targets for one in queue.with_companion)
 
     @property
+    def remembers_requests(self) -> bool:
+        """Whether it knows which items of producers it has stored, or which tags are done.
+
+        Clients may repeat such requests, and the answers must be the same. Retired epochs do not
+        count: they are never forgotten.
+        """
+        return bool(self.reads.reserved.done) or any(
+            len(queue.backlog.producers) for queue in self.with_companion
+        )
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last attempt to write a journal of the queue failed."""
         return any(queue.failure is not None for queue in self.with_companion)

@@ -6,7 +6,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -87,3 +90,44 @@ def test_nothing_is_looked_for_in_time_once_all_has_expired(
     has_work.append(queue.has_background_work)
     assert has_work == [True, False]
     collection.close()
+
+
+@pytest.mark.parametrize("delay", [0, 2000])
+def test_an_old_queue_stays_while_a_producer_may_repeat_its_put(tmp_path: Path, delay: int) -> None:
+    """Also when its item was delayed, or the server restarts; then it is deleted."""
+    queues = LocalQueues(queue_settings(tmp_path, max_queue_age=5, producer_ttl=60))
+    mark, due = PutMark(b"p", 1), queues.clock.now() + delay if delay else 0
+    assert queues.collection.add("jobs", b"x", due=due, mark=mark)
+    queues.advance(3)
+    assert queues.drain() == [b"x"]
+    for _ in range(2):
+        queues.advance(10)
+        queues.collection.sweep()
+        assert queues.collection.add("jobs", b"x", mark=mark)
+        queues.commit()
+        assert queues.items() == []
+        queues.restart()
+    queues.advance(60)
+    queues.collection.tick()
+    queues.collection.sweep()
+    assert queues.collection.queues == {}
+    queues.close()
+
+
+def test_an_old_queue_stays_while_a_tag_is_done(tmp_path: Path) -> None:
+    """Its reader may ask again whether it has finished it; when it is retired, the queue goes."""
+    queues = LocalQueues(queue_settings(tmp_path, max_queue_age=5))
+    queues.add(b"x")
+    assert queues.queue().reserve(ReserveTerms(60_000, tag="sink:1:0"), 7, 1, 1000)
+    assert queues.queue().finish("sink:1:0") == 1
+    queues.commit()
+    for _ in range(2):
+        queues.advance(10)
+        queues.collection.sweep()
+        assert queues.queue().finish("sink:1:0") == 1
+        queues.restart()
+    assert queues.queue().retire("sink", 1) == 1
+    queues.commit()
+    queues.collection.sweep()
+    assert queues.collection.queues == {}
+    queues.close()
