@@ -247,6 +247,18 @@ class DelayedItems(Generic[AnyCompanion]):
                 self._due = due
         return dropped
 
+    def drop_next(self) -> bool:
+        """Drop the item that is due first; return False if there is none, or a flush drops it.
+
+        Raises:
+            JournalError: it is still there.
+        """
+        if self._next_due is None:
+            return False
+        self.companion.confirm_held((_xid(self._due[0]),))
+        heapq.heappop(self._due)
+        return True
+
     def forget(self) -> list[int]:
         """Forget when the items are due; return what is to be freed. The queue is deleted."""
         useless, self._due = self._due, []

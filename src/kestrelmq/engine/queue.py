@@ -665,7 +665,7 @@ class Queue(Committable):
             if self._departures.is_moving or not self.config.discard_old_when_full:
                 self.refusals.count(full)
                 return None
-            while self._too_full(size) is not None and self._drop_head():
+            while self._too_full(size) is not None and self._drop_oldest():
                 self.discarded += 1
             if self.delayed_items and (full := self._too_full(size)) is not None:
                 self.refusals.count(full)
@@ -1412,10 +1412,14 @@ class Queue(Committable):
             raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
         return bool(backlog.memory)
 
-    def _drop_head(self) -> bool:
-        """Drop the head; return False if the queue is empty."""
+    def _drop_oldest(self) -> bool:
+        """Drop the head, or if none waits the delayed item that is due first; False if none is.
+
+        Raises:
+            JournalError: the delayed item could not be dropped.
+        """
         if not self.backlog.memory and not self._read_back():
-            return False
+            return self._delayed is not None and self._delayed.drop_next()
         self.drop_taken(self.backlog.take())
         return True
 

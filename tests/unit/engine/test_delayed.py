@@ -297,16 +297,37 @@ def test_an_item_may_be_too_large(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_old_items_make_room_but_delayed_ones_do_not(tmp_path: Path) -> None:
-    """With `discard_old_when_full`."""
+def test_old_items_make_room_and_then_those_that_are_due_first(tmp_path: Path) -> None:
+    """With `discard_old_when_full`; whatever is added, also over a restart."""
     spool = Spool(tmp_path, max_items=2, discard_old_when_full=True)
     spool.add(b"a", b"b")
-    assert spool.delay(b"c", 1)
+    assert spool.delay(b"c", 2)
     assert spool.items() == [b"b"]
     assert spool.delay(b"d", 1)
-    assert not spool.collection.add("jobs", b"e")
+    assert spool.items() == []
+    assert spool.delay(b"e", 3)
+    spool.add(b"f")
+    assert spool.queue().discarded == 4
+    for _ in range(2):
+        assert (spool.items(), spool.queue().delayed) == ([b"f"], 1)
+        spool.restart()
+    spool.advance(3)
+    assert spool.drain() == [b"f", b"e"]
+    spool.close()
+
+
+def test_a_delayed_item_that_cannot_be_dropped_stays(tmp_path: Path) -> None:
+    """Then the item that it was to make room for is not added."""
+    directory = breakable(tmp_path)
+    spool = Spool(tmp_path, directory, max_items=1, discard_old_when_full=True)
+    assert spool.delay(b"a", 1)
+    directory.break_steps("append")
+    with pytest.raises(JournalError):
+        spool.collection.add("jobs", b"b")
+    directory.mend()
+    spool.collection.commits.commit()
     spool.advance(1)
-    assert spool.drain() == [b"c", b"d"]
+    assert spool.drain() == [b"a"]
     spool.close()
 
 
