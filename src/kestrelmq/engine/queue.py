@@ -606,6 +606,15 @@ class Queue(Committable):
             child.accept(record, expiry)
         return self.accept(record, expiry)
 
+    def children_for(self, *, is_delayed: bool) -> "tuple[Queue, ...]":
+        """Return the children that get an item.
+
+        A child whose delayed items are damaged gets no more of them, as a damaged one gets nothing.
+        """
+        if not is_delayed:
+            return self.children
+        return tuple([child for child in self.children if child.delayed_damage is None])
+
     def check_writes(self) -> None:
         """Raise QueueUnavailable if the queue is paused for writes."""
         if self._limits.writes_paused:
@@ -761,7 +770,7 @@ class Queue(Committable):
             return False
         if last < 0 and self.backlog.producers.is_full:
             raise QueueUnavailable(f"queue {self.name} has items of {MAX_PRODUCERS} producers")
-        for child in self.children:
+        for child in self.children_for(is_delayed=is_delayed):
             child.accept_once(record, mark.by_master(), is_delayed=is_delayed)
         return self._accept_after(last, record, mark, is_delayed=is_delayed)
 
@@ -853,7 +862,7 @@ class Queue(Committable):
         """
         record = item(due, expiry, data)
         self.check_writes()
-        for child in self.children:
+        for child in self.children_for(is_delayed=True):
             child.accept_delayed(record)
         return self.accept_delayed(record)
 

@@ -150,7 +150,7 @@ class WrittenAhead:
             return queue.add_record_once(self.record, mark, is_delayed=self._is_delayed)
         queue.check_writes()
         failure: JournalError | None = None
-        for child in queue.children:
+        for child in queue.children_for(is_delayed=self._is_delayed):
             try:
                 self._accept(child)
             except JournalError as error:

@@ -169,7 +169,7 @@ QUEUE_STATS: Final = (
     Statistic("paused", "text", "", "what is paused: reads, writes or all",
               "paused"),
     Statistic("failure", "text", "", "why its journal cannot be written, or was not loaded",
-              "failure"),
+              "problem"),
     Statistic("oldest", "gauge", "ms", "when the oldest waiting item was added",
               "oldest", _OLDEST, shown="metrics"),
     Statistic("read_behind", "flag", "", "1 while part of the queue is on disk only",
@@ -179,7 +179,7 @@ QUEUE_STATS: Final = (
     Statistic("writes_paused", "flag", "", "1 while writes are paused",
               "writes_paused", Metric("queue_writes_paused"), shown="metrics"),
     Statistic("failing", "flag", "", "1 while the queue's journal cannot be written",
-              "failure", Metric("queue_failing"), shown="metrics"),
+              "is_failing", Metric("queue_failing"), shown="metrics"),
 )
 """The statistics of a queue, in the order of `stats`."""
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.clock import SystemClock
+from kestrelmq.clock import SystemClock, no_pause
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.delayed import SLICE_ITEMS
 from kestrelmq.engine.queue import Queue
+from kestrelmq.engine.stats import queue_texts
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.exchange import import_rows, rows
 from kestrelmq.journal.export_rows import from_json, to_json
@@ -19,6 +21,7 @@ from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
+from kestrelmq.marks import PutMark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -902,6 +905,7 @@ def test_damaged_delayed_items_leave_the_queue_in_service(
         spool.open()
     assert "delayed" in caplog.text
     assert "delayed" in (spool.queue().problem or "")
+    assert "delayed" in dict(queue_texts(spool.queue()))["failure"]
     spool.add(b"c")
     with pytest.raises(QueueUnavailable, match="delayed"):
         spool.delay(b"d", 1)
@@ -913,6 +917,30 @@ def test_damaged_delayed_items_leave_the_queue_in_service(
     assert spool.drain() == [b"a", b"c"]
     spool.close()
     assert file.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("mark", [None, PutMark(b"p", 1)])
+def test_a_child_whose_delayed_items_are_damaged_is_passed_over(
+    tmp_path: Path, mark: PutMark | None
+) -> None:
+    """Its master and the other children get each delayed item once; it gets those without delay."""
+    names = ("jobs", "jobs+a", "jobs+b", "jobs+c")
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "jobs+b~~delayed").write_bytes(b"\x77")
+    spool = Spool(tmp_path)
+    due = spool.clock.now() + SECOND
+    assert spool.collection.add("jobs", b"a", due=due, mark=mark)
+    large = WrittenAhead(spool.queue(), due, 0, mark and PutMark(b"p", 2), is_delayed=True)
+    large.write(LARGE, no_pause)
+    assert large.add()
+    spool.add(b"now")
+    spool.advance(1)
+    spool.advance(1)
+    assert {name: len(spool.drain(name)) for name in names} == {
+        "jobs": 3, "jobs+a": 3, "jobs+b": 1, "jobs+c": 3,
+    }  # fmt: skip
+    spool.close()
 
 
 def test_a_torn_end_is_set_aside(tmp_path: Path) -> None:
