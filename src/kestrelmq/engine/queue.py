@@ -120,6 +120,10 @@ _GIVEN_BACK_AT_ONCE: Final = 500
 """Most reads that are given back when an epoch is retired, before others are served."""
 _FLUSHED_AT_ONCE: Final = 500
 """Items that a flush drops at once of those that wait for their retry delay."""
+_DISCARDED_AT_ONCE: Final = 2000
+"""Most items that make room for others at once."""
+_DISCARDED_BYTES: Final = 16 << 20
+"""Bytes of such items, after which no more are dropped: they may have to be read from disk."""
 _EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
 RESERVED_MEMORY: Final = 4 << 20
@@ -245,6 +249,8 @@ class Queue(Committable):
         # to drop.
         self._brings_oldest = self._is_flushing = False
         self._flushed: ReadTable[bytes] = NO_READS
+        # Whether older items are still to be dropped because the queue is full.
+        self._has_excess = False
         # Whether an expired item can neither be moved nor be set aside, so that the items behind it
         # cannot be read.
         self._is_blocked = False
@@ -674,9 +680,8 @@ class Queue(Committable):
             if self._departures.is_moving or not self.config.discard_old_when_full:
                 self.refusals.count(full)
                 return None
-            while self._too_full(size) is not None and self._drop_oldest():
-                self.discarded += 1
-            if self.delayed_items and (full := self._too_full(size)) is not None:
+            full = self._make_room(size)
+            if full is not None and self.delayed_items:
                 self.refusals.count(full)
                 return None
         if limits.max_age is not None:
@@ -707,8 +712,35 @@ class Queue(Committable):
         makes_room = limits.fanout_only or self.config.discard_old_when_full
         return makes_room or self._too_full(size) is None
 
-    def _too_full(self, size: int) -> RefusalReason | None:
+    def _make_room(self, size: int, added: int = 1) -> RefusalReason | None:
+        """Drop the oldest items until `added` more, of `size` bytes, are within the limits.
+
+        If very many have to go, the next sweep drops the rest, unless memory must hold all items.
+        If none is to be added, the last one stays: an item may be larger than `max_size` alone.
+
+        Returns:
+            Which limit still is exceeded, although nothing more can be dropped.
+        """
+        count, bytes_before = 0, self.backlog.size
+        while (full := self._too_full(size, added)) is not None:
+            dropped = bytes_before - self.backlog.size
+            if not self._limits.memory_only and (
+                count >= _DISCARDED_AT_ONCE or dropped >= _DISCARDED_BYTES
+            ):
+                self._has_excess, full = True, None
+                break
+            if not added and len(self.backlog) + self.delayed_items < 2:
+                break
+            if not self._drop_oldest():
+                break
+            count += 1
+        self.discarded += count
+        return full
+
+    def _too_full(self, size: int, added: int = 1) -> RefusalReason | None:
         """Return why an item of `size` bytes must be refused, or older ones dropped; or None.
+
+        `added` is 0 if none is to be added.
 
         Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
         If older items are dropped instead, the queue stays within its limits with the new one.
@@ -717,7 +749,7 @@ class Queue(Committable):
         items, held = len(backlog), backlog.size
         if delayed is not None:
             items, held = items + len(delayed), held + delayed.size
-        if limits.max_items is not None and items >= limits.max_items:
+        if limits.max_items is not None and items + added > limits.max_items:
             return "full_items"
         if limits.max_size is not None and (
             held + size > limits.max_size
@@ -2243,6 +2275,7 @@ class Queue(Committable):
             or bool(self.reads.aside)
             or self.next_deadline is not None
             or self._may_have_dead_head
+            or self._has_excess
         )
 
     def sweep(self) -> None:
@@ -2250,8 +2283,16 @@ class Queue(Committable):
         run_to_end(self.sweeping())
 
     def sweeping(self) -> Generator[None, None, None]:
-        """Do what `check_deadlines` does, and drop or move expired items, in short pieces."""
+        """Do what `check_deadlines` does, and drop or move expired items, in short pieces.
+
+        So does it drop what was to make room for newer items.
+        """
         self.check_deadlines()
+        while self._has_excess and not self._closed:
+            self._has_excess = False
+            if self.config.discard_old_when_full:
+                self._make_room(0, added=0)
+            yield
         if self._may_have_dead_head:
             self._bury_heads()
         yield from self.expiring(self.config.max_expire_sweep)

@@ -87,6 +87,45 @@ def test_the_newest_item_is_taken_though_it_alone_is_too_much(tmp_path: Path) ->
     spool.close()
 
 
+@pytest.mark.parametrize(
+    ("settings", "newest", "left"),
+    [
+        ({"max_items": 3}, b"n", [b"x", b"x", b"n"]),
+        ({"max_size": 3}, b"n", [b"x", b"x", b"n"]),
+        ({"max_size": 3}, b"too large", [b"too large"]),
+    ],
+)
+def test_very_many_old_items_are_dropped_a_part_at_a_time(
+    tmp_path: Path, settings: dict[str, object], newest: bytes, left: list[bytes]
+) -> None:
+    """The add that needs their room is not held up by all of them, and a sweep drops the rest."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(*[b"x"] * 5000)
+    spool.reload(queue_settings(tmp_path, discard_old_when_full=True, **settings))
+    spool.add(newest)
+    assert len(spool.queue()) == 3001
+    spool.collection.sweep()
+    spool.commit()
+    assert spool.queue().discarded == 5001 - len(left)
+    assert not spool.queue().has_background_work
+    for _ in range(2):
+        assert spool.items() == left
+        spool.restart()
+    spool.close()
+
+
+def test_memory_never_holds_more_than_it_may(tmp_path: Path) -> None:
+    """However many old items have to go, if there is no journal to leave them in."""
+    spool = LocalQueues(
+        queue_settings(
+            tmp_path, keep_journal=False, max_memory_size=5000, discard_old_when_full=True
+        )
+    )
+    spool.add(*[b"x"] * 5000, bytes(4999))
+    assert spool.items() == [b"x", bytes(4999)]
+    spool.close()
+
+
 def test_a_queue_without_limits_takes_everything(tmp_path: Path) -> None:
     """By default."""
     assert stored(tmp_path, {}) == [(b"a1", False), (b"a2", False), (b"a3", False)]
