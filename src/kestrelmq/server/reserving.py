@@ -36,7 +36,7 @@ from kestrelmq.protocol.reserving import (
 )
 from kestrelmq.server.changes import wait_until_durable
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import ClientForbidden, ServerContext
 from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues
 
@@ -88,6 +88,7 @@ class PendingReserve(PendingRequest):
         "_context",
         "_count",
         "_deadline",
+        "_failure",
         "_handler",
         "_is_answered",
         "_names",
@@ -131,6 +132,7 @@ class PendingReserve(PendingRequest):
         self._waiting: list[tuple[Queue, Waiter]] = []
         # With the number of the event that began the lease.
         self._taken: list[tuple[Queue, Reservation, int]] = []
+        self._failure: str | None = None
         self._is_answered = self.is_lost = False
 
     @property
@@ -146,8 +148,11 @@ class PendingReserve(PendingRequest):
             if not all(map(self._context.settle, queues)):
                 self._requester.resume_later(self)
                 return
-            if not self._try(queues):
-                self._wait(queues)
+            if self._try(queues):
+                return
+            if self._failure is not None:
+                raise QueueUnavailable(self._failure)
+            self._wait(queues)
         except KestrelError as error:
             self._fail(error)
 
@@ -183,14 +188,31 @@ class PendingReserve(PendingRequest):
     # --- reserving ---
 
     def _queues(self) -> list[Queue]:
-        """Return the queues; those that do not exist are created, unless the request is refused.
+        """Return the queues to ask; those that do not exist are created.
 
-        Raises as `ServerContext.queue_to_read` and `Queue.check_tag`.
+        But if one cannot be used, they are those before it that exist, and `_failure` is the
+        answer if none of them has an item. With a tag all must be usable: it may be open in any.
+
+        Raises as `ServerContext.queue_to_read` and `Queue.check_tag`; then no queue was created.
         """
+        self._failure = None
+        existing = []
         for name in self._names:
-            queue = _existing(self._context, name)
+            try:
+                queue = _existing(self._context, name)
+            except ClientForbidden:
+                raise
+            except QueueUnavailable as error:
+                if self._terms.tag:
+                    raise
+                self._failure = self._failure or str(error)
+                continue
             if queue is not None:
                 queue.check_tag(self._terms.tag)
+                if self._failure is None:
+                    existing.append(queue)
+        if self._failure is not None:
+            return existing
         found = [self._context.collection.obtain_single(name) for name in self._names]
         return [queue for queue in found if queue is not None]
 

@@ -346,3 +346,38 @@ def test_a_refused_request_creates_no_queue(
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
         assert list(turning.collection.queues) == ["work"]
+
+
+@pytest.mark.parametrize("protocol", ["memcache", "text"])
+def test_a_queue_that_cannot_be_used_concerns_those_behind_it(
+    tmp_path: Path, protocol: str
+) -> None:
+    """Queues are asked in order; but a tag may be open in any of them, so all must be usable."""
+
+    async def scenario() -> None:
+        await put(turning, b"1", b"2")
+        await put(turning, b"3", name=b"late")
+        turning.collection.damaged["damaged"] = QueueUnavailable("it is damaged")
+        client = turning.connect(protocol)
+        for queues, has_items in (
+            (b"work,damaged 1 lease=9999", True),
+            (b"empty,work,damaged,guarded 1 lease=9999", False),
+            (b"work,damaged 1 lease=9999 tag=a:1:x", False),
+            (b"damaged,work 1 lease=9999", False),
+            (b"empty,work,damaged,late 9 lease=9999", True),
+            (b"work,damaged,late 9 lease=9999 t=9999", False),
+        ):
+            end = (b"END\r\n" if protocol == "memcache" else b"*\n") if has_items else b"\n"
+            reply = await ask(turning, client, b"reserve %b\r\n" % queues, end)
+            first = reply.split()[0]
+            assert first in (
+                (b"ITEM", b":work") if has_items else (b"SERVER_ERROR", b"-it", b"-this")
+            )
+        await turning.hang_up(client)
+
+    guarded = QueueConfig(allowed_client_ids_for_dequeue=("someone",))
+    config = ServerConfig(queue_path=tmp_path, queues={"guarded": guarded})
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert set(turning.collection.queues) == {"work", "late"}
+        assert waiting(turning, "late") == [(b"3", 0)]
