@@ -69,7 +69,11 @@ def test_what_cannot_be_moved_is_told(server: ServerProcess) -> None:
             assert reply.startswith(b"CLIENT_ERROR "), line
         wire.ask(b"pause b writes\r\n", b"NOT_FOUND\r\n")
         wire.ask(b"status readonly\r\n", b"END\r\n")
-        assert wire.ask_until(b"move a b\r\n", b"\r\n").startswith(b"SERVER_ERROR ")
+        refusal = b"SERVER_ERROR the server is read-only: it takes no writes\r\n"
+        for line in ("move a b", "copy a b", "redrive a"):
+            with Wire(server) as other:  # as any command that the status forbids, it closes
+                other.send(line.encode() + b"\r\n")
+                other.expect_close(refusal)
         wire.ask(b"get a\r\n", value("a", "one") + b"END\r\n")
 
 

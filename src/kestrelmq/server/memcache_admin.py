@@ -41,7 +41,7 @@ from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server import changes
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.memcache_reads import error_reply
@@ -168,6 +168,7 @@ def _answer_later(
     def refuse(error: KestrelError) -> None:
         absent = isinstance(error, QueueNotFound)
         connection.push(b"" if noreply else NOT_FOUND if absent else error_reply(error))
+        connection.closing |= isinstance(error, Forbidden)
 
     changes.answer_later(connection, change, answer, refuse)
 

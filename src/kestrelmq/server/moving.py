@@ -32,6 +32,7 @@ async def move(
         InvalidQueueName: items cannot be moved there.
         JournalError, QueueUnavailable: a queue cannot be read or written; items may be in both.
     """
+    _check_status(context)
     if target is None:
         target = source_of_dead_letters(context.collection, source)
     queue = _source(context, source, target)
@@ -62,6 +63,7 @@ async def copy(
 
     What is read from the source meanwhile may make it leave out or repeat some items.
     """
+    _check_status(context)
     queue = _source(context, source, target)
     if queue is None:
         return None
@@ -90,10 +92,14 @@ async def _added(
         work.close()
 
 
-def _source(context: ServerContext, source: str, target: str) -> Queue | None:
-    """Return the queue `source`, if there is one and items may go from there to `target`."""
+def _check_status(context: ServerContext) -> None:
+    """Raise Forbidden if nothing may be read or added at present."""
     context.check_readable()
     context.check_writable()
+
+
+def _source(context: ServerContext, source: str, target: str) -> Queue | None:
+    """Return the queue `source`, if there is one and items may go from there to `target`."""
     context.check_client(source, write=False)
     context.check_client(target, write=True)
     return context.collection.existing(source)
