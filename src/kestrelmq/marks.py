@@ -50,8 +50,8 @@ class PutMark:
         return PutMark(self.producer, self.sequence + count, self.sequence + count - 1)
 
 
-def check_mark(mark: PutMark) -> None:
-    """Raise ValueError, which says why, if no producer can have such a mark."""
+def check_mark(mark: PutMark, count: int = 1) -> None:
+    """Raise ValueError, which says why, if no producer can number `count` items from a mark on."""
     name = mark.producer
     try:
         text = name.decode()
@@ -61,16 +61,16 @@ def check_mark(mark: PutMark) -> None:
         raise ValueError(f"a producer's name has 1 to {MAX_PRODUCER} bytes")
     if not text.isprintable() or " " in text or "/" in text:
         raise ValueError("a producer's name has no spaces, slashes or control characters")
-    if not 0 <= mark.sequence <= MAX_SEQUENCE:
+    if not 0 <= mark.sequence <= MAX_SEQUENCE - max(count - 1, 0):
         raise ValueError(f"a sequence number is from 0 to {MAX_SEQUENCE}")
 
 
-def put_mark(producer: object, sequence: object) -> PutMark | None:
+def put_mark(producer: object, sequence: object, count: int = 1) -> PutMark | None:
     """Return the mark of an item that is number `sequence` of `producer`; None if both are None.
 
     Raises:
         ValueError: only one of the two is given, they are no text and no whole number, or no
-            producer can have that mark.
+            producer can number `count` items from that mark on.
     """
     if producer is None and sequence is None:
         return None
@@ -81,5 +81,5 @@ def put_mark(producer: object, sequence: object) -> PutMark | None:
     if not isinstance(sequence, int):
         raise ValueError("a sequence number is a whole number")  # noqa: TRY004 # likewise
     mark = PutMark(producer.encode(errors="surrogatepass"), sequence)
-    check_mark(mark)
+    check_mark(mark, count)
     return mark

@@ -42,6 +42,7 @@ HTTP closes the connection. Empty lines between commands are ignored.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from kestrelmq.marks import check_mark
 from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
@@ -148,6 +149,11 @@ class _IncompletePut:
     def finish(self) -> Put:
         if self._fault is not None:
             raise _fault(self._fault)
+        if self._options.mark is not None:
+            try:
+                check_mark(self._options.mark, len(self._items))
+            except ValueError as error:
+                raise _fault(str(error)) from None
         return Put(self._queue, self._expiry, tuple(self._items), self._options, self._is_cut)
 
 

@@ -453,7 +453,8 @@ def _put_delayed(arguments: Any) -> Put:
 
 def _put_once(arguments: Any) -> Put:
     try:
-        mark = put_mark(arguments.producer, arguments.first_sequence)
+        count = len(arguments.items)
+        mark = put_mark(arguments.producer, arguments.first_sequence, count)
     except ValueError as error:
         raise MalformedError(str(error)) from None
     return replace(_put_delayed(arguments), mark=mark)

@@ -84,6 +84,10 @@ FAULTS: list[tuple[bytes, str]] = [
     (b"put :\na\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
     (b"put a 1 2:\nx\n\n", "usage: put QUEUE [EXPIRY_MS]:"),
     (b"put a soon:\nx\n\n", "not a number"),
+    (
+        b"put a/producer=p/seq=999999999999999999:\nx\ny\n\n",
+        "a sequence number is from 0 to 999999999999999999",
+    ),
     (b"put \xff:\nget work\n\n", "a queue name is UTF-8"),
     (b"get\n", "usage: get QUEUE [TIMEOUT_MS]"),
     (b"get a 1 2\n", "usage: get QUEUE [TIMEOUT_MS]"),

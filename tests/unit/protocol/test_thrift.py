@@ -436,6 +436,11 @@ def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type:
             {"queue_name": "q", "max_items": 1, "auto_abort_msec": -1},
             "auto_abort_msec is below 0",
         ),
+        (
+            "put_once",
+            {"queue_name": "q", "items": [b"a"] * 2, "producer": "p", "first_sequence": 10**18 - 1},
+            "a sequence number is from 0 to 999999999999999999",
+        ),
         ("put", {"queue_name": "q", "items": [b""] * MAX_VALUES}, "more than 100000 values"),
     ],
 )
