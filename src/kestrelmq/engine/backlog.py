@@ -164,7 +164,8 @@ class Backlog(JournalFollower):
 
     def browse(self, count: int, offset: int = 0) -> list[bytes]:
         """Return at most `count` of the items in memory from `offset` on, without taking them."""
-        return list(islice(self.memory, offset, offset + count))
+        end = min(offset + count, len(self.memory))  # islice takes no number beyond 64 bits
+        return list(islice(self.memory, min(offset, end), end))
 
     # --- adding and taking ---
 

@@ -227,6 +227,14 @@ def test_a_view_of_a_queue_without_a_journal(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_numbers_that_no_queue_reaches(tmp_path: Path) -> None:
+    """They are those of the end."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(b"one", b"two")
+    assert (seen(spool, 1, 10**19), seen(spool, 10**19, 10**19)) == ([b"two"], [])
+    spool.close()
+
+
 @pytest.mark.parametrize("change", ["rotated", "packed", "deleted"])
 def test_a_view_is_not_current_after_the_files_were_replaced(tmp_path: Path, change: str) -> None:
     """What it reads may then be wrong, and is not used."""
