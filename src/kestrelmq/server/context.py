@@ -118,6 +118,13 @@ class ServerContext:
         self.check_client(name, write=False)
         return self.collection.obtain_single(name)
 
+    def has_time_for(self, name: str) -> bool:
+        """Whether this turn has time to obtain the queue `name`, which may have to be created.
+
+        Creating one takes a third of a millisecond, and one client may ask for thousands.
+        """
+        return name in self.collection.queues or not self.turns.slow_share_is_over()
+
     def settle(self, queue: Queue) -> bool:
         """Prepare the head of a queue to be read, as far as there is time for it in this turn.
 

@@ -136,7 +136,9 @@ class MemcacheGet(ReadHandler):
     def _settle(self, key: Key) -> bool:
         """Prepare the head of a key's queue to be read; False if others must be served first."""
         queue = self._context.collection.queues.get(key.queue)
-        return queue is None or self._context.settle(queue)
+        if queue is None:  # with several keys, there is a check for each anyway
+            return self._several or self._context.has_time_for(key.queue)
+        return self._context.settle(queue)
 
     def _serve_key(self, key: Key) -> bool:
         """Serve one key; return False when it waits, or when the whole request was answered."""

@@ -25,7 +25,7 @@ from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
-"""The most items of a slice; adding so many takes about a millisecond."""
+"""The most items of a slice, a copy for each queue; adding so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
 
@@ -172,7 +172,7 @@ class PendingPut(PendingRequest):
         if large:
             self._write(large)
         else:
-            self._add()
+            self.resume()  # many requests that create queues, or go to many, take several turns
 
     def write_ahead(self, queue: Queue, record: bytes) -> bool:
         """Have a thread write `record`, that of the only item, which is large; then add it.
@@ -257,7 +257,7 @@ class PendingPut(PendingRequest):
     def _add_slice(self) -> bool:
         """Add a slice of items; return whether there are more to add."""
         items, size = self._items, 0
-        last = min(self._next + SLICE_ITEMS, len(items))
+        last = min(self._next + self._slice_items(), len(items))
         while self._next < last and size < SLICE_BYTES:
             data = items[self._next]
             if not self._add_item(data):
@@ -265,6 +265,13 @@ class PendingPut(PendingRequest):
             self._next += 1
             size += len(data)
         return self._next < len(items)
+
+    def _slice_items(self) -> int:
+        """Return the most items of the next slice: fewer if there are many fanout children."""
+        if len(self._items) == 1:
+            return 1
+        copies = len(self._context.collection.destinations(self._name)) or 1
+        return max(1, SLICE_ITEMS // copies)
 
     def _add_item(self, data: bytes | memoryview) -> bool:
         """Add an item; return False when it is refused."""

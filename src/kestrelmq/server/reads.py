@@ -133,6 +133,9 @@ class PendingRead(PendingRequest):
         """Take the items that are there; then wait for more, yield to others, or answer."""
         try:
             self._context.check_readable()
+            if not self._context.has_time_for(self._name):
+                self._connection.resume_later(self)
+                return
             queue = self._context.queue_to_read(self._name)
             if queue is None:
                 self.wait(None)

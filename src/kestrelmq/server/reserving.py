@@ -145,7 +145,7 @@ class PendingReserve(PendingRequest):
         try:
             self._context.check_readable()
             queues = self._queues()
-            if not all(map(self._context.settle, queues)):
+            if queues is None or not all(map(self._context.settle, queues)):
                 self._requester.resume_later(self)
                 return
             if self._try(queues):
@@ -187,8 +187,10 @@ class PendingReserve(PendingRequest):
 
     # --- reserving ---
 
-    def _queues(self) -> list[Queue]:
+    def _queues(self) -> list[Queue] | None:
         """Return the queues to ask; those that do not exist are created.
+
+        None if others must be served before all are created.
 
         But if one cannot be used, they are those before it that exist, and `_failure` is the
         answer if none of them has an item. With a tag all must be usable: it may be open in any.
@@ -213,8 +215,14 @@ class PendingReserve(PendingRequest):
                     existing.append(queue)
         if self._failure is not None:
             return existing
-        found = [self._context.collection.obtain_single(name) for name in self._names]
-        return [queue for queue in found if queue is not None]
+        found: list[Queue] = []
+        for name in self._names:
+            if not self._context.has_time_for(name):
+                return None
+            queue = self._context.collection.obtain_single(name)
+            if queue is not None:
+                found.append(queue)
+        return found
 
     def _try(self, queues: list[Queue]) -> bool:
         """Answer if there is something to answer; return whether it was answered.

@@ -374,6 +374,9 @@ class TextRead(ReadHandler):
             return
         if most <= 0 and isinstance(command, Get):
             raise KestrelError("too many transactions open")
+        if not context.has_time_for(command.queue):
+            self._collect(1).begin()
+            return
         queue = context.queue_to_read(command.queue)
         if queue is not None:
             if not context.settle(queue):

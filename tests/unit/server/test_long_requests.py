@@ -339,6 +339,64 @@ def test_no_request_overtakes_a_long_one(
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("protocol", PUTS)
+def test_many_children_make_the_slices_smaller(tmp_path: Path, protocol: str) -> None:
+    """What each turn adds is counted with the copies that fanout children get."""
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        children = 50
+        for number in range(children):
+            turning.collection.obtain(f"work+{number}")
+        client = turning.connect(protocol)
+        before = turning.turns.turn_count
+        await turning.send(client, PUTS[protocol])
+        assert await answer(turning, client, protocol) == COUNT
+        assert turning.turns.turn_count - before > children * COUNT // SLICE_ITEMS
+        client.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario)
+
+
+NEW: Final = {
+    "set": ("memcache", [b"set new-%d 0 0 1\r\nx\r\n" % number for number in range(100)]),
+    "get": ("memcache", [b"get new-%d\r\n" % number for number in range(100)]),
+    "reserve": (
+        "memcache",
+        [b"reserve %b 1 lease=9\r\n" % b",".join(b"new-%d" % at for at in range(100))],
+    ),
+    "text put": ("text", [b"put new-%d:\nx\n\n" % number for number in range(100)]),
+    "text get": ("text", [b"get new-%d\n" % number for number in range(100)]),
+    "thrift put": ("thrift", [thrift_put(b"new-%d" % number, b"x") for number in range(100)]),
+    "thrift get": ("thrift", [thrift_get(b"new-%d" % number, 1, 0) for number in range(100)]),
+}
+"""By name: the protocol, and requests that create a hundred queues."""
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_others_are_served_while_queues_are_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A client that names queues that nobody has named before gets a few of them in each turn."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
+    protocol, requests = NEW[kind]
+
+    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        client, other = turning.connect(protocol), turning.connect("memcache")
+        queues = turning.collection.queues
+        before = len(queues)
+        await turning.send(client, b"".join(requests))
+        await turning.send(other, b"version\r\n")
+        await turning.receive(other, b"\r\n")
+        assert len(queues) - before < 50
+        await turning.until(lambda: len(queues) - before == 100)
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario)
+
+
 ONE_PLACE: Final = {
     "changes why a connection is paused": (r"\.paused\s*([|&]?=)[^=]", "connection.py"),
     "changes which request goes on": (r"\.pending\s*=[^=]", "connection.py"),
