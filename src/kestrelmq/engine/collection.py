@@ -45,6 +45,8 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 
+_CLOCK_STEP: Final = 0.05
+"""Seconds by which the wall clock must get ahead to count as set."""
 _IDLE_AT_ONCE: Final = 500
 """Most queues to check in one piece of a sweep, if they have nothing to do."""
 
@@ -99,6 +101,8 @@ class QueueCollection:
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
         self._clock = clock
+        # By how much the wall clock was ahead of the monotonic one (seconds).
+        self._clock_ahead = clock.now() / 1000 - clock.monotonic()
         self._directory = directory or DiskDirectory(Path(config.queue_path))
         self.registry = QueueRegistry(self._directory, clock)
         self.tasks = Tasks()
@@ -106,7 +110,7 @@ class QueueCollection:
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
-        self.owners = Owners()
+        self.owners = Owners(clock, self.commits.watch_deadlines, self._watch_queue)
         self._mover = Mover(self)  # one object for all queues
 
     # --- start and stop ---
@@ -761,20 +765,31 @@ class QueueCollection:
         Yields after each short piece of work. A queue with more to do gets its next turn after all
         others, so that much of one queue does not hold up the rest.
         """
-        busy = list(self.commits.with_deadlines)
-        while busy:
-            queues, busy = busy, []
-            for queue in queues:
-                try:
-                    again = queue.check_deadlines()
-                except Exception:
-                    log.exception("what was due in a queue could not be done")
-                    continue
-                if again is None:
-                    self.commits.with_deadlines.discard(queue)
-                elif again <= self._clock.monotonic():
-                    busy.append(queue)
-                    yield
+        deadlines = self.commits.deadlines
+        self._follow_clock()
+        deadlines.begin_round()
+        while (one := deadlines.take(self._clock.monotonic())) is not None:
+            try:
+                again = one.check_deadlines()
+            except Exception:
+                log.exception("what was due in a queue could not be done")
+                deadlines.watch(one)
+            else:
+                deadlines.later(one, again, self._clock.monotonic())
+            yield
+
+    def _watch_queue(self, name: str) -> None:
+        queue = self.queues.get(name, self._masked.get(name))
+        if queue is not None:
+            self.commits.deadlines.look_now(queue)
+
+    def _follow_clock(self) -> None:
+        """Look at all deadlines if the wall clock was set forward: delayed items may be due."""
+        ahead = self._clock.now() / 1000 - self._clock.monotonic()
+        if ahead > self._clock_ahead + _CLOCK_STEP:
+            self.commits.deadlines.watch_all()
+            self._clock_ahead = ahead
+        self._clock_ahead = min(ahead, self._clock_ahead)
 
     def expiring(self, name: str | None = None) -> Generator[list[Queue], None, int]:
         """Drop or move the expired items at the head of a queue, or of every queue, in turn.

@@ -13,13 +13,14 @@ import logging
 from collections.abc import Callable, Iterable
 
 from kestrelmq.clock import Pause, no_pause
+from kestrelmq.engine.deadline_watch import DeadlineWatch, Timed
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError, NotSynced
 
 log = logging.getLogger(__name__)
 
 
-class Committable:  # pragma: no cover: it only declares what a queue does
+class Committable(Timed):  # pragma: no cover: it only declares what a queue does
     """Something that collects changes."""
 
     def commit(self) -> JournalError | None:
@@ -32,10 +33,6 @@ class Committable:  # pragma: no cover: it only declares what a queue does
 
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failure outside of `commit`."""
-        raise NotImplementedError
-
-    def check_deadlines(self) -> float | None:
-        """Do what is due by now; return when to call this again, None if not before a change."""
         raise NotImplementedError
 
 
@@ -179,7 +176,7 @@ class GroupCommit:
         dirty: these queues; a queue adds itself with its first change.
         failures: queues whose changes were taken back since the last `commit`, and why.
         syncs: schedules the syncs of what was written.
-        with_deadlines: queues with something to do at some time.
+        deadlines: which queues have something to do at some time.
         on_timer_needed: called when something has to happen later; see `needs_timer`.
         new_files: how many names for new files the queues have asked for; it numbers those.
         worker: runs long work on the journals.
@@ -190,12 +187,12 @@ class GroupCommit:
         "_joined",
         "_records",
         "_writer",
+        "deadlines",
         "dirty",
         "failures",
         "new_files",
         "on_timer_needed",
         "syncs",
-        "with_deadlines",
         "worker",
     )
 
@@ -212,7 +209,7 @@ class GroupCommit:
         self.dirty: list[Committable] = []
         self._followers: list[set[Committable]] = []
         self.syncs = SyncScheduler()
-        self.with_deadlines: set[Committable] = set()
+        self.deadlines = DeadlineWatch()
         self.on_timer_needed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
 
@@ -276,12 +273,14 @@ class GroupCommit:
     @property
     def needs_timer(self) -> bool:
         """Whether `check_deadlines` or `SyncScheduler.take_due` will have something to do."""
-        return bool(self.with_deadlines) or self.syncs.has_due
+        return bool(self.deadlines) or self.syncs.has_due
 
-    def watch_deadlines(self, queue: Committable) -> None:
-        """Let `check_deadlines` of `queue` be called regularly, while it has something to do."""
-        if queue not in self.with_deadlines:
-            self.with_deadlines.add(queue)
+    def watch_deadlines(self, one: Timed) -> None:
+        """Let `check_deadlines` of `one`, which may have got an earlier deadline, be called soon.
+
+        What that returns is when it is called again.
+        """
+        if self.deadlines.watch(one):
             self.on_timer_needed()
 
     def sync_later(self, queue: Committable, due: float) -> None:

@@ -1784,6 +1784,7 @@ class Queue(Committable):
             return None
         before = reservation.terms
         self.reads.reservations.renew(reservation, terms, self._clock.monotonic())
+        self._commits.watch_deadlines(self)
         if terms != before:
             xids = self.reads.reserved.live(reservation)
             self._collect(reserved_note(reservation.nonce, terms, xids, self.reads.last_xid))
@@ -1898,6 +1899,7 @@ class Queue(Committable):
     def extend_leases(self, xids: Sequence[int], seconds: float) -> int:
         """Let the leases of these reserved reads end `seconds` from now; return how many."""
         self.reads.reservations.extend(xids, seconds, self._clock.monotonic())
+        self._commits.watch_deadlines(self)
         return len(xids)
 
     # --- deadlines ---
@@ -2253,10 +2255,13 @@ class Queue(Committable):
     def is_quiet(self) -> bool:
         """Whether `sweep` and `tick` will do nothing before the queue or its settings change.
 
+        Deadlines do not count: `GroupCommit.deadlines` finds them.
         `GroupCommit.follow` tells which have changed.
         """
         return not (
-            self.has_background_work
+            self._may_drop_items
+            or self.is_draining
+            or self.upkeep_waits
             or self._delayed is not None
             or self.failure is not None
             or self._was_suspect
@@ -2270,12 +2275,16 @@ class Queue(Committable):
     @property
     def needs_sweep(self) -> bool:
         """Whether `sweep` may have something to do, now or later."""
+        return self._may_drop_items or self.next_deadline is not None
+
+    @property
+    def _may_drop_items(self) -> bool:
+        """Whether items may have to go without a change of the queue.
+
+        They may expire, become dead letters, or make room for newer ones.
+        """
         return (
-            self._expiring
-            or bool(self.reads.aside)
-            or self.next_deadline is not None
-            or self._may_have_dead_head
-            or self._has_excess
+            self._expiring or bool(self.reads.aside) or self._may_have_dead_head or self._has_excess
         )
 
     def sweep(self) -> None:
@@ -2477,6 +2486,7 @@ class Queue(Committable):
         if self._closed:
             return
         self._closed = self._needs_checks = self._read_needs_checks = True
+        self._commits.deadlines.forget(self)
         self._returning = ()
         while self.waiters:
             waiter, _ = self.waiters.popitem(last=False)

@@ -16,29 +16,39 @@ back in time, it is what it was, and at least a lease later.
 The latest event is found by a number that grows, so an extension costs the same however many reads
 an owner has. A heap says which reservation or owner to look at next. Each reservation has an entry
 that is not after its deadline; if the deadline was moved to a later time, it is looked at again
-then. An owner has one when an event may have moved the deadlines of its reads to an earlier time.
+then.
+
+What happens to an owner is noted once, for all its reads in all queues (`OwnerState`), of which
+there may be a hundred thousand. When that may have moved deadlines to an earlier time, `Owners`
+lets each of the queues look at the owner's reads at that time, some queues in each turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import inf
 from typing import Any, Final
 
+from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.engine.deadline_heap import DeadlineHeap
+from kestrelmq.engine.deadline_watch import Timed
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import first_xid
 from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms, are_same
 
+_WOKEN_AT_ONCE: Final = 100
+"""How many queues look at the reads of an owner in one piece of work."""
 _AT_ONCE: Final = 1000
 """About how many reads to give back at once, so that nobody else waits for long."""
 
 
-class Owner:
-    """The reads of one owner in one queue.
+class OwnerState:
+    """What concerns all reads of one owner.
 
     Attributes:
-        reads: how many.
-        reservations: the reservations that have them, by number.
+        connections: how many the owner has.
+        queues: those in which it has reads.
+        reads: how many it has.
         deadline: when all their leases end, by the last `extend` of the owner.
         set_at: the number of that event; 0 when there was none.
         lost_at: when the owner's last connection ended, if it has none now.
@@ -46,31 +56,57 @@ class Owner:
         back_at: when the owner came back.
         back_number: the number of that event; 0 when there was none.
         grace: the shortest grace of the reservations.
-        due: when to look at these reads; infinite when that need not be.
-        unseen: reservations that are still to be looked at, once it is due; also by number.
+        extended_due: when the queues are to look at its reads because of the last `extend`;
+            infinite when they need not, or have.
+        lost_due: the same because of the end of its last connection.
+        due: the earlier of both, if there is an entry for it.
     """
 
     __slots__ = (
         "back_at",
         "back_number",
+        "connections",
         "deadline",
         "due",
+        "extended_due",
         "grace",
         "lost_at",
+        "lost_due",
         "lost_number",
+        "queues",
         "reads",
-        "reservations",
         "set_at",
-        "unseen",
     )
 
     def __init__(self) -> None:
-        self.reads = 0
-        self.reservations: ReadTable[Reservation] = ReadTable()
+        self.connections = self.reads = 0
+        self.queues: dict[Reservations, None] = {}
         self.deadline = self.back_at = 0.0
         self.set_at = self.lost_number = self.back_number = 0
         self.lost_at: float | None = None
-        self.grace = self.due = inf
+        self.grace = self.extended_due = self.lost_due = self.due = inf
+
+
+class Owner:
+    """The reads of one owner in one queue.
+
+    Attributes:
+        state: what concerns its reads in other queues, too.
+        since: the number of the last event of any owner before it had reads here.
+        reads: how many.
+        reservations: the reservations that have them, by number.
+        due: when to look at these reads; infinite when that need not be.
+        unseen: reservations that are still to be looked at, once it is due; also by number.
+    """
+
+    __slots__ = ("due", "reads", "reservations", "since", "state", "unseen")
+
+    def __init__(self, state: OwnerState, since: int) -> None:
+        self.state = state
+        self.since = since
+        self.reads = 0
+        self.reservations: ReadTable[Reservation] = ReadTable()
+        self.due = inf
         self.unseen: ReadTable[Reservation] = ReadTable()
 
 
@@ -157,7 +193,7 @@ class Reservations:
         # If a failed write undoes this, the owner may be forgotten by then.
         reservation.deadline = self._deadline(reservation)
         owner = self.owners.get(reservation.terms.owner)
-        reservation.set_at = max(reservation.set_at, owner.set_at if owner else 0)
+        reservation.set_at = max(reservation.set_at, owner.state.set_at if owner else 0)
         reservation.due = inf
 
     def restore(self, xid: int, reservation: Reservation) -> None:
@@ -169,8 +205,9 @@ class Reservations:
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all reservations; return lists of what is to be freed: there may be millions."""
-        for name in self.owners:
-            self.registry.forget(name, self)
+        for name, one in self.owners.items():
+            one.state.reads -= one.reads
+            self.registry.forget(name, one.state, self)
         useless: list[list[Any]] = [*self._heap.take_all(), self.reserved.drop_all()]
         for owner in self.owners.values():
             useless += [owner.reservations.take_pages(), owner.unseen.take_pages()]
@@ -190,7 +227,7 @@ class Reservations:
         together: dict[Reservation, list[int]] = {}
         for xid in xids:
             together.setdefault(self.reserved.by_xid[xid], []).append(xid)
-        deadline, number = now + seconds, self._next_number()
+        deadline, number = now + seconds, self.registry.next_event()
         for reservation, some in together.items():
             if len(some) == reservation.left:
                 reservation.deadline, reservation.set_at = deadline, number
@@ -201,31 +238,17 @@ class Reservations:
             if deadline < reservation.due:
                 self._look_at(reservation, deadline)
 
-    def extend_owner(self, name: str, seconds: float, now: float) -> int:
-        """Let the leases of an owner's reads end `seconds` from now; return how many there are."""
-        owner = self.owners[name]
-        owner.deadline, owner.set_at = now + seconds, self._next_number()
-        self._look_at_owner(owner, owner.deadline)
-        return owner.reads
-
-    def owner_lost(self, name: str, now: float) -> None:
-        """Take note that the last connection of an owner has ended."""
-        owner = self.owners[name]
-        owner.lost_at, owner.lost_number = now, self._next_number()
-        self._look_at_owner(owner, now + owner.grace)
-
-    def owner_back(self, name: str, now: float) -> None:
-        """Take note that an owner has a connection again."""
-        owner = self.owners[name]
-        if owner.lost_at is not None:
-            owner.lost_at = None
-            owner.back_at, owner.back_number = now, self._next_number()
+    def wake(self, owner: str, now: float) -> None:
+        """Look at the reads of an owner in the next `take_overdue`: their leases may have ended."""
+        found = self.owners.get(owner)
+        if found is not None and now < found.due:
+            self._look_at(found, now)
 
     def end_leases(self, reservations: Iterable[Reservation], now: float) -> None:
         """Let the leases of these reservations end at once; `now` is in monotonic seconds."""
         for reservation in reservations:
             reservation.deadline, reservation.extended = now, None
-            reservation.set_at = self._next_number()
+            reservation.set_at = self.registry.next_event()
             self._look_at(reservation, now)
 
     def lease_end(self, xid: int) -> float:
@@ -279,10 +302,6 @@ class Reservations:
     def _look_through(self, owner: Owner, now: float, overdue: dict[int, None]) -> bool:
         """Add the overdue reads of an owner to `overdue`; False if there are more to look at."""
         if not len(owner.unseen):
-            if owner.lost_at is None and owner.deadline > now:
-                # Those with another deadline have entries of their own.
-                self._look_at(owner, owner.deadline)
-                return True
             owner.unseen = owner.reservations.copy()
         for number in reversed(owner.unseen.youngest()[-_AT_ONCE:]):
             reservation = owner.unseen.pop(number)
@@ -298,22 +317,26 @@ class Reservations:
         """Return when the lease of a reservation ends, or that of its read `xid`."""
         deadline, set_at, terms = reservation.deadline, reservation.set_at, reservation.terms
         owner = self.owners.get(terms.owner) if terms.owner else None
-        if owner is not None and owner.set_at > set_at:
-            deadline, set_at = owner.deadline, owner.set_at
+        state = None if owner is None else owner.state
+        # What happened to the owner before it had reads here does not count.
+        begun = 0 if owner is None else owner.since
+        if state is not None and state.set_at > max(set_at, begun):
+            deadline, set_at = state.deadline, state.set_at
         if xid is not None and reservation.extended is not None:
             extended = reservation.extended.get(xid)
             if extended is not None and extended[1] > set_at:
                 deadline, set_at = extended
-        if owner is not None:
-            if owner.back_number > set_at:
-                deadline = max(deadline, owner.back_at + terms.lease / 1000)
-            if owner.lost_at is not None and owner.lost_number > set_at:
-                deadline = min(deadline, owner.lost_at + terms.grace / 1000)
+        if state is not None:
+            set_at = max(set_at, begun)
+            if state.back_number > set_at:
+                deadline = max(deadline, state.back_at + terms.lease / 1000)
+            if state.lost_at is not None and state.lost_number > set_at:
+                deadline = min(deadline, state.lost_at + terms.grace / 1000)
         return deadline
 
     def _begin_lease(self, reservation: Reservation, now: float) -> None:
         reservation.deadline = now + reservation.terms.lease / 1000
-        reservation.set_at = self._next_number()
+        reservation.set_at = self.registry.next_event()
         reservation.extended = None
         if reservation.deadline < reservation.due:
             self._look_at(reservation, reservation.deadline)
@@ -323,10 +346,6 @@ class Reservations:
         return self._number
 
     # --- the heap ---
-
-    def _look_at_owner(self, owner: Owner, due: float) -> None:
-        if due < owner.due:
-            self._look_at(owner, due)
 
     def _look_at(self, one: Reservation | Owner, due: float) -> None:
         """Look at a reservation or an owner when `due`, instead of at another time."""
@@ -344,10 +363,10 @@ class Reservations:
         owner = self.owners.get(name)
         if owner is None:
             self.owners = own(self.owners)
-            owner = self.owners[name] = Owner()
-            self.registry.add(name, self)
+            owner = self.owners[name] = self.registry.add(name, self)
         owner.reads += reads
-        owner.grace = min(owner.grace, reservation.terms.grace / 1000)
+        owner.state.reads += reads
+        owner.state.grace = min(owner.state.grace, reservation.terms.grace / 1000)
         if not reservation.number:
             reservation.number = self._next_number()
         owner.reservations[reservation.number] = reservation
@@ -359,12 +378,13 @@ class Reservations:
             return
         owner = self.owners[name]
         owner.reads -= reads
+        owner.state.reads -= reads
         if not reservation.left:
             owner.reservations.pop(reservation.number)
         if not owner.reads:
             owner.due = inf
             del self.owners[name]
-            self.registry.forget(name, self)
+            self.registry.forget(name, owner.state, self)
 
 
 def _is_due(entry: Due) -> bool:
@@ -372,53 +392,139 @@ def _is_due(entry: Due) -> bool:
     return entry[2].due == entry[0]
 
 
-class Owners:
+class Owners(Timed):
     """The owners of reserved reads: their connections, and the queues in which they have reads."""
 
-    def __init__(self) -> None:
-        """Start with none."""
-        self._connections: dict[str, int] = {}
-        self._queues: dict[str, dict[Reservations, None]] = {}
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        watch: Callable[[Timed], None] | None = None,
+        watch_queue: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start with none.
+
+        Args:
+            clock: the source of time; by default the machine's clock.
+            watch: called with this object when its `check_deadlines` is to be called soon.
+            watch_queue: called by `check_deadlines` with the name of a queue whose own is next.
+        """
+        self._clock = clock or SystemClock()
+        self._watch = watch
+        self._watch_queue = watch_queue
+        self._states: dict[str, OwnerState] = {}
+        self._events = self._number = 0
+        self._heap: DeadlineHeap[tuple[float, int, str, OwnerState]] = DeadlineHeap()
+        # The owner whose reads the queues are to look at now, and those that have not.
+        self._waking = ""
+        self._asleep: list[Reservations] = []
+
+    def next_event(self) -> int:
+        """Return the number of an event that concerns leases; it is higher than all before."""
+        self._events += 1
+        return self._events
 
     def adopt(self, queue: str, reservations: Reservations) -> None:
         """Take note of the owners of another queue."""
+        self._events = max(self._events, reservations.registry.next_event())
         reservations.queue, reservations.registry = queue, self
-        for name in reservations.owners:
-            self.add(name, reservations)
+        for name, owner in reservations.owners.items():
+            old, owner.state, owner.since = owner.state, self._state(name), self._events
+            owner.state.queues[reservations] = None
+            owner.state.reads += owner.reads
+            owner.state.grace = min(owner.state.grace, old.grace)
 
-    def add(self, name: str, reservations: Reservations) -> None:
-        """Take note that an owner has reads in a queue."""
-        self._queues.setdefault(name, {})[reservations] = None
+    def add(self, name: str, reservations: Reservations) -> Owner:
+        """Take note that an owner has reads in a queue; return what has those."""
+        state = self._state(name)
+        state.queues[reservations] = None
+        return Owner(state, self._events)
 
-    def forget(self, name: str, reservations: Reservations) -> None:
+    def forget(self, name: str, state: OwnerState, reservations: Reservations) -> None:
         """Take note that an owner has no reads in a queue any more."""
-        queues = self._queues.get(name, {})
-        queues.pop(reservations, None)
-        if not queues:
-            self._queues.pop(name, None)
+        state.queues.pop(reservations, None)
+        self._forget_unused(name, state)
 
     def connected(self, name: str, now: float) -> None:
         """Take note of another connection of an owner; now is in monotonic seconds."""
-        count = self._connections.get(name, 0)
-        self._connections[name] = count + 1
-        if not count:
-            for reservations in self._queues.get(name, ()):
-                reservations.owner_back(name, now)
+        state = self._state(name)
+        state.connections += 1
+        if state.lost_at is not None:
+            state.lost_at, state.lost_due = None, inf
+            state.back_at, state.back_number = now, self.next_event()
 
     def disconnected(self, name: str, now: float) -> None:
         """Take note that a connection of an owner has ended."""
-        count = self._connections[name] - 1
-        if count:
-            self._connections[name] = count
-            return
-        del self._connections[name]
-        for reservations in self._queues.get(name, ()):
-            reservations.owner_lost(name, now)
+        state = self._states[name]
+        state.connections -= 1
+        if not state.connections and state.queues:
+            state.lost_at, state.lost_number = now, self.next_event()
+            state.lost_due = now + state.grace
+            self._look_at(name, state)
+        self._forget_unused(name, state)
 
-    def reads_of(self, name: str) -> dict[str, int]:
-        """Return how many reads an owner has, by queue."""
-        return {one.queue: one.owners[name].reads for one in self._queues.get(name, ())}
+    def reads_of(self, name: str, most: int | None = None) -> dict[str, int]:
+        """Return how many reads an owner has, by queue, in at most so many queues."""
+        state = self._states.get(name)
+        if state is None:
+            return {}
+        return {one.queue: one.owners[name].reads for one in islice(state.queues, most)}
 
     def extend(self, name: str, seconds: float, now: float) -> int:
         """Let the leases of all reads of an owner end `seconds` from now; return how many."""
-        return sum(one.extend_owner(name, seconds, now) for one in self._queues.get(name, ()))
+        state = self._states.get(name)
+        if state is None or not state.queues:
+            return 0
+        state.deadline, state.set_at = now + seconds, self.next_event()
+        state.extended_due = state.deadline
+        self._look_at(name, state)
+        return state.reads
+
+    def check_deadlines(self) -> float | None:
+        """Let queues look at the reads of owners, if that is due; some of them at once."""
+        now = self._clock.monotonic()
+        while not self._asleep:
+            first = self._heap.first
+            if first is None or first > now:
+                return first
+            due, _, name, state = self._heap.pop()
+            if state.due != due:
+                continue  # it is looked at another time
+            state.due = inf
+            if min(state.extended_due, state.lost_due) <= now:
+                self._waking, self._asleep = name, list(state.queues)
+            if state.extended_due <= now:
+                state.extended_due = inf
+            if state.lost_due <= now:
+                state.lost_due = inf
+            self._look_at(name, state)
+        for _ in range(min(len(self._asleep), _WOKEN_AT_ONCE)):
+            reservations = self._asleep.pop()
+            reservations.wake(self._waking, now)
+            if self._watch_queue is not None:
+                self._watch_queue(reservations.queue)
+        return now
+
+    def _state(self, name: str) -> OwnerState:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = OwnerState()
+        return state
+
+    def _forget_unused(self, name: str, state: OwnerState) -> None:
+        if not state.connections and not state.queues and self._states.get(name) is state:
+            state.due = inf
+            del self._states[name]
+
+    def _look_at(self, name: str, state: OwnerState) -> None:
+        due = min(state.extended_due, state.lost_due)
+        if due < state.due:
+            state.due = due
+            self._number += 1
+            entry = (due, self._number, name, state)
+            self._heap.push(entry, len(self._states), _is_owner_due)
+            if self._watch is not None:
+                self._watch(self)
+
+
+def _is_owner_due(entry: tuple[float, int, str, OwnerState]) -> bool:
+    return entry[3].due == entry[0]

@@ -96,7 +96,7 @@ class QueueCollection:
         self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
         if (
             self._sweep_period is not None
-            or self._queues.commits.with_deadlines
+            or self._queues.commits.deadlines
             or any(queue.upkeep_waits for queue in self._queues.queues.values())
         ):
             self._tickers.start_upkeep()

@@ -578,9 +578,10 @@ class ConnectionOwners:
         self._context.collection.owners.connected(name, self._context.turns.clock.monotonic())
 
     def add_reads(self, counts: dict[str, int]) -> None:
-        """Add to `counts` how many reads these owners have, by queue."""
+        """Add to `counts` how many reads these owners have, by queue; of very many the first."""
         for name in self._names:
-            for queue, count in self._context.collection.owners.reads_of(name).items():
+            reads = self._context.collection.owners.reads_of(name, MOST_READS_COUNTED)
+            for queue, count in reads.items():
                 counts[queue] = counts.get(queue, 0) + count
 
     def first_xids(self, queue: str) -> list[int]:

@@ -230,7 +230,7 @@ def test_an_owner_extends_all_its_leases(tmp_path: Path) -> None:
     spool.pass_time(0.1)
     assert spool.items() == spool.items("more") == [b"a", b"b"]
     assert owners.extend("worker", 60, spool.now) == 0
-    assert not owners._queues
+    assert not owners._states
     spool.close()
 
 
@@ -809,7 +809,7 @@ def test_a_reserve_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory
     failing(spool, disk)
     queue = spool.queue()
     assert (spool.items(), queue.open_reads, queue.reads.reserved.by_tag) == ([b"a", b"b"], 0, {})
-    assert (queue.reads.reservations.owners, spool.collection.owners._queues) == ({}, {})
+    assert (queue.reads.reservations.owners, spool.collection.owners._states) == ({}, {})
     assert queue.reads.reserved.note_bytes == 0
     assert spool.finish(spool.reads(2)) == 2
     spool.close()
@@ -925,7 +925,7 @@ def test_a_deleted_queue_forgets_its_owners(tmp_path: Path) -> None:
     spool.reads(1, OWNED)
     spool.reads(1, TAGGED)
     assert spool.collection.delete("jobs")
-    assert not spool.collection.owners._queues
+    assert not spool.collection.owners._states
     assert not spool.queue().reserved_with(TAG)
     spool.close()
 

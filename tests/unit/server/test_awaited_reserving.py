@@ -183,7 +183,7 @@ def test_a_task_is_no_connection_of_an_owner(tmp_path: Path) -> None:
         for number in range(300):
             request = ExtendOwner(f"w{number}", 9)
             assert await AwaitedRequest(turning.context).end_reads(request) == 0
-        assert not turning.collection.owners._connections
+        assert not turning.collection.owners._states
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())

@@ -311,7 +311,7 @@ def test_a_connection_names_only_so_many_owners(tmp_path: Path) -> None:
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())
-        assert not turning.collection.owners._connections
+        assert not turning.collection.owners._states
 
 
 @pytest.mark.parametrize(
