@@ -109,6 +109,34 @@ def test_the_keyboard_suffices(console: Console) -> None:
     expect(console.page.locator("main")).to_be_focused()
 
 
+def test_the_tab_key_follows_the_rows_as_they_are_seen(console: Console) -> None:
+    """Also after the order has changed, with the focus in the rows too."""
+    fill(console)
+    with console.client() as client:
+        client.put_many("zebra", [b"x"] * 20)
+    console.open()
+    expect(console.page.get_by_role("link", name="orders")).to_be_visible()
+    keyboard = console.page.keyboard
+    name = "document.activeElement.innerText"
+    header = console.page.get_by_role("columnheader", name="Queue").get_by_role("button")
+    for order in (
+        ["email", "orders", "thumbnails", "zebra"],
+        ["zebra", "thumbnails", "orders", "email"],
+    ):
+        header.click()
+        assert names_shown(console) == order
+        console.page.get_by_role("link", name=order[0]).focus()
+        seen = [console.page.evaluate(name)]
+        for _ in order[1:]:
+            keyboard.press("Tab")
+            seen.append(console.page.evaluate(name))
+        assert seen == order
+    console.page.get_by_label("Filter queues by name").fill("e")
+    console.page.get_by_role("link", name="email").focus()
+    keyboard.press("Shift+Tab")
+    assert console.page.evaluate(name) == "orders"
+
+
 def test_thousands_of_queues_are_a_handful_of_rows(console: Console) -> None:
     """Only rows in sight exist; the last queue is reached by scrolling."""
     with console.client() as client:

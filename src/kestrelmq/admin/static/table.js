@@ -221,6 +221,22 @@ export class QueueTable {
       row.element.hidden = true;
       row.queue = undefined;
     }
+    this.#arrange();
+  }
+
+  /**
+   * Put the elements in the order that is seen, in which the Tab key and a screen reader go through them.
+   * The one that has the focus would lose it if it were moved, so the others are put around it.
+   */
+  #arrange() {
+    const shown = this.#rows.filter((row) => row.queue).sort((a, b) => a.index - b.index).map((row) => row.element);
+    const fixed = Math.max(0, shown.findIndex((element) => element.contains(document.activeElement)));
+    for (let index = fixed - 1; index >= 0; index -= 1) {
+      if (shown[index + 1].previousElementSibling !== shown[index]) shown[index + 1].before(shown[index]);
+    }
+    for (let index = fixed + 1; index < shown.length; index += 1) {
+      if (shown[index - 1].nextElementSibling !== shown[index]) shown[index - 1].after(shown[index]);
+    }
   }
 
   #key(event) {
