@@ -137,6 +137,23 @@ def test_the_tab_key_follows_the_rows_as_they_are_seen(console: Console) -> None
     assert console.page.evaluate(name) == "orders"
 
 
+def test_a_queue_that_is_not_there_can_only_be_made(console: Console) -> None:
+    """Its page says so, shows nothing else, and takes a first item."""
+    console.open("#/queue/fresh")
+    expect(console.page.get_by_role("alert")).to_contain_text("There is no queue fresh.")
+    for name, ready in (("Put item", True), ("Import", True), ("Flush", False), ("Delete", False)):
+        button = console.page.get_by_role("button", name=name, exact=True)
+        expect(button).to_be_enabled(enabled=ready)
+    expect(console.page.get_by_role("heading", name="Journal")).to_be_hidden()
+    console.press("Put item")
+    console.confirm("Put")
+    expect(console.page.get_by_role("heading", name="Journal")).to_be_visible()
+    expect(console.page.get_by_role("button", name="Flush")).to_be_enabled()
+    with console.client() as client:
+        client.delete("fresh")
+    expect(console.page.get_by_role("alert")).to_contain_text("There is no queue fresh.")
+
+
 def test_thousands_of_queues_are_a_handful_of_rows(console: Console) -> None:
     """Only rows in sight exist; the last queue is reached by scrolling."""
     with console.client() as client:
@@ -491,9 +508,21 @@ def test_flushing_asks_first(console: Console) -> None:
 
 
 def test_deleting_asks_first(console: Console) -> None:
-    """A deleted queue is gone, and the console is back at the list."""
+    """All that is lost is counted; a deleted queue is gone, and the console is back at the list."""
     fill(console)
-    console.open("#/queue/orders")
+    with console.client() as client, client.reserve("orders"):
+        client.put("orders", b"x", delay=3600)
+        console.open("#/queue/orders")
+        expect(console.page.locator(".queue-facts")).to_contain_text("11 items · 1 delayed")
+        console.press("Delete")
+        dialog = console.page.get_by_role("dialog", name="Delete orders?")
+        lost = "with 11 waiting items, 1 delayed item and 1 open read."
+        expect(dialog).to_contain_text(lost)
+        console.confirm("Cancel")
+        console.press("Flush")
+        dialog = console.page.get_by_role("dialog", name="Flush orders?")
+        expect(dialog).to_contain_text("11 waiting items and 1 delayed item of orders")
+        console.confirm("Cancel")
     console.press("Delete")
     console.confirm("Delete orders")
     console.expect_toast("orders was deleted.")
@@ -571,6 +600,13 @@ def test_the_server_page(browser: Browser, tmp_path: Path) -> None:
             expect(config).to_contain_text('"max_items": 78')
             console.open("#/queue/old-archive")
             expect(console.page.get_by_role("alert")).to_contain_text("damaged at byte 0")
+            expect(console.page.get_by_role("alert")).to_contain_text("kestrelmq journal repair")
+            for button in console.page.locator(".actions button").all():
+                expect(button).to_be_disabled()
+            for unknown in ("Items", "Journal"):
+                expect(console.page.get_by_role("heading", name=unknown)).to_be_hidden()
+            expect(console.page.get_by_text("Settings in force")).to_be_visible()
+            console.picture("damaged")
 
 
 def test_clients_are_listed_and_disconnected(console: Console) -> None:

@@ -53,6 +53,13 @@ export const moment = (milliseconds) =>
 export const pausedWords = (paused) =>
   ({ reads: "reads paused", writes: "writes paused", all: "paused" })[paused] ?? "";
 
+/** What to do about a damaged queue. */
+export const REPAIR = "To repair it, stop the server: kestrelmq journal verify shows the damage, and kestrelmq journal repair saves what can be saved.";
+
+/** Words as a list: a, b and c. */
+export const listed = (words) =>
+  words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join("");
+
 /** A number with its noun, in the singular or plural. */
 export const count = (number, one, many = `${one}s`) =>
   `${whole(number)} ${number === 1 ? one : many}`;

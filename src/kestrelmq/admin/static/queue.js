@@ -5,7 +5,7 @@ import { Chart, niceTime } from "./charts.js";
 import { deadLetters, redrive } from "./dead_letters.js";
 import { askItem, confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
-import { axisTime, bytes, count, duration, micros, moment, pausedWords, rate, short, whole } from "./format.js";
+import { axisTime, bytes, count, duration, listed, micros, moment, pausedWords, rate, REPAIR, short, whole } from "./format.js";
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
@@ -33,6 +33,10 @@ function holder({ client, address, owner, tag, lease_ends_in: left }) {
   return known.filter(Boolean).join(", ") || "–";
 }
 
+/** What is lost with a queue's waiting items, in words: how many there are, and how many delayed ones. */
+const lost = ({ items = 0, delayed = 0 }) =>
+  [count(items, "waiting item"), ...(delayed ? [count(delayed, "delayed item")] : [])];
+
 /** When a lease ends, to 10 s: it must not seem to change all the time. */
 const leaseEnd = (left) => Math.round((store.now() + 1000 * left) / 10_000) * 10_000;
 
@@ -44,6 +48,7 @@ export class QueuePage {
   #past = [];
   #busy = false;
   #shown = new Map();
+  #delayed = 0;
 
   constructor(name) {
     this.name = name;
@@ -69,26 +74,42 @@ export class QueuePage {
 
   #layout() {
     const { dead, fanout, reads, limits: bounds, journal, latency, stats, settings } = this.places;
+    this.creating = [
+      h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
+      h("button", { type: "button", text: "Import", onclick: () => this.#transfer(importItems) }),
+    ];
+    this.others = [
+      h("button", { type: "button", text: "Move", onclick: () => this.#transfer(transfer) }),
+      h("button", { type: "button", text: "Export", onclick: () => this.#transfer(exportItems) }),
+      ...Object.values(this.pausing),
+      h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
+      h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }),
+    ];
+    this.contents = [
+      this.facts,
+      h("div", { class: "charts" }, this.depth.element, this.rates.element, this.age.element),
+      h("div", { class: "side" }, this.items.element, panel("Open reads", reads)),
+      h("div", { class: "side" },
+        panel("Dead letters", dead), panel("Fanout", fanout), panel("Limits and refusals", bounds), panel("Journal", journal), panel("Latency", latency)),
+      h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
+    ];
+    this.settings = h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings);
+    const [facts, charts, ...panels] = this.contents;
     return h("div", { class: "page queue-page" },
       h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
       h("div", { class: "queue-head" },
         h("h1", { text: this.name }), this.state, this.paused, h("span", { class: "spring" }),
         h("div", { class: "actions" },
-          h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
-          h("button", { type: "button", text: "Move", onclick: () => this.#transfer(transfer) }),
-          h("button", { type: "button", text: "Export", onclick: () => this.#transfer(exportItems) }),
-          h("button", { type: "button", text: "Import", onclick: () => this.#transfer(importItems) }),
-          ...Object.values(this.pausing),
-          h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
-          h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }))),
-      this.problem, this.facts,
-      h("div", { class: "charts" }, this.depth.element, this.rates.element, this.age.element),
-      h("div", { class: "panels queue-panels" },
-        h("div", { class: "side" }, this.items.element, panel("Open reads", reads)),
-        h("div", { class: "side" },
-          panel("Dead letters", dead), panel("Fanout", fanout), panel("Limits and refusals", bounds), panel("Journal", journal), panel("Latency", latency)),
-        h("details", { class: "card panel" }, h("summary", { text: "All statistics" }), stats),
-        h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings)));
+          ...this.creating, ...this.others)),
+      this.problem, facts, charts, h("div", { class: "panels queue-panels" }, ...panels, this.settings));
+  }
+
+  /** Show what is known of the queue and what can be done: all, or of one that does not work or exist hardly anything. */
+  #setUse(isUsable, exists = true) {
+    for (const element of this.contents) element.hidden = !isUsable;
+    this.settings.hidden = !exists;
+    for (const button of this.others) button.disabled = !isUsable;
+    for (const button of this.creating) button.disabled = !isUsable && exists;
   }
 
   async #load() {
@@ -100,19 +121,21 @@ export class QueuePage {
     }
     await this.#detail();
     this.update();
-    this.items.load();
+    if (!this.facts.hidden) this.items.load();
   }
 
   update() {
     const queue = store.queues.get(this.name);
-    if (queue) {
+    if (!queue) {
+      setText(this.state, "");
+    } else {
       const newest = this.#past.at(-1)?.time ?? 0;
       this.#past.push(...queue.points.filter((point) => point.time > newest + 500));
       if (this.#past.length > 600) this.#past.splice(0, 200);
       this.state.className = `badge ${queue.state}`;
       setText(this.state, STATES[queue.state]);
       setText(this.facts, [
-        count(queue.items, "item"), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out per second`,
+        count(queue.items, "item"), ...(this.#delayed ? [`${whole(this.#delayed)} delayed`] : []), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out per second`,
         queue.oldest ? `oldest ${duration(store.age(queue.oldest))}` : "no oldest item",
         count(queue.open, "open read"), count(queue.waiters, "reader", "readers") + " waiting",
       ].join(" · "));
@@ -126,12 +149,16 @@ export class QueuePage {
     try {
       const detail = await call("GET", queuePath(this.name));
       this.problem.hidden = detail.problem === null;
-      setText(this.problem, detail.problem ?? "");
-      const reads = ["damaged", "loading"].includes(detail.state) ? { total: 0, open_reads: [] } : await call("GET", queuePath(this.name, "/open-reads"));
+      setText(this.problem, detail.state === "damaged" ? `${detail.problem}. ${REPAIR}` : detail.problem ?? "");
+      const isUsable = !["damaged", "loading"].includes(detail.state);
+      const reads = isUsable ? await call("GET", queuePath(this.name, "/open-reads")) : { total: 0, open_reads: [] };
+      this.#setUse(isUsable);
       this.#show(detail, reads);
     } catch (error) {
       this.problem.hidden = false;
-      setText(this.problem, error.status === 404 ? `There is no queue ${this.name}. It is created when an item is put on it.` : error.message);
+      const isAbsent = error.status === 404;
+      if (isAbsent) this.#setUse(false, false);
+      setText(this.problem, isAbsent ? `There is no queue ${this.name}. It is created when an item is put on it.` : error.message);
     } finally {
       this.#busy = false;
     }
@@ -149,6 +176,7 @@ export class QueuePage {
     this.#showPaused(detail.paused);
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
     const { dead_letter_queue: target, dead_letters_of: sources, stats } = detail;
+    this.#delayed = stats.delayed ?? 0;
     this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from, to) => this.#redrive(from, to)));
     this.#part("reads", [reads.total, reads.open_reads.map((read) => [read.xid, holder(read)])], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
@@ -236,10 +264,10 @@ export class QueuePage {
     this.items.load();
   }
 
-  /** The number of waiting items; shows an error and returns null if it cannot be found out. */
-  async #waiting() {
+  /** The statistics; shows an error and returns null if they cannot be read. */
+  async #stats() {
     try {
-      return (await call("GET", queuePath(this.name))).stats.items ?? 0;
+      return (await call("GET", queuePath(this.name))).stats;
     } catch (error) {
       toast(error.message, "error");
       return null;
@@ -255,18 +283,19 @@ export class QueuePage {
   }
 
   async #flush() {
-    const items = await this.#waiting();
-    if (items === null) return;
-    const what = `${count(items, "waiting item")} of ${this.name} will be lost. Open reads stay open.`;
+    const stats = await this.#stats();
+    if (stats === null) return;
+    const what = `${listed(lost(stats))} of ${this.name} will be lost. Open reads stay open.`;
     if (!(await confirm(`Flush ${this.name}?`, what, `Flush ${this.name}`))) return;
     const path = queuePath(this.name, "/flush");
     if (await this.#act(() => call("POST", path), ({ flushed }) => `${count(flushed, "item")} of ${this.name} dropped.`)) this.items.load();
   }
 
   async #delete() {
-    const items = await this.#waiting();
-    if (items === null) return;
-    const what = `The queue ${this.name}, its journal and its ${count(items, "item")} will be deleted permanently.`;
+    const stats = await this.#stats();
+    if (stats === null) return;
+    const held = [...lost(stats), ...(stats.open_transactions ? [count(stats.open_transactions, "open read")] : [])];
+    const what = `The queue ${this.name} and its journal will be deleted permanently, with ${listed(held)}.`;
     if (!(await confirm(`Delete ${this.name}?`, what, `Delete ${this.name}`))) return;
     try {
       await call("DELETE", queuePath(this.name));

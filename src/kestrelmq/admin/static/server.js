@@ -2,8 +2,8 @@
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
-import { h, pairs, setText, toast } from "./dom.js";
-import { bytes, duration, moment, whole } from "./format.js";
+import { h, link, pairs, setText, table, toast } from "./dom.js";
+import { bytes, duration, moment, REPAIR, whole } from "./format.js";
 
 const EVERY = 3000;
 
@@ -16,6 +16,7 @@ function shown(name, value) {
 
 export class ServerPage {
   title = "Server";
+  #shown = "";
 
   constructor() {
     this.stats = h("div", {});
@@ -43,11 +44,20 @@ export class ServerPage {
       setText(this.note, `kestrelmq ${server.version}, ${server.status.status} since ${moment(server.status.since)}. ${
         server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Clients on this machine may make changes.") : "Changes are refused: no admin_tokens are configured."}`);
       this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
-      const damaged = Object.entries(server.damaged);
-      this.damaged.replaceChildren(damaged.length ? pairs(damaged) : h("p", { class: "hint", text: server.loading.length ? `None so far: ${server.loading.length} still loading.` : "None: every queue could be loaded." }));
+      this.#showDamaged(Object.entries(server.damaged), server.loading.length);
     } catch (error) {
       setText(this.note, error.message);
     }
+  }
+
+  /** Show the damaged queues, if they changed: a new table would take the focus from its links. */
+  #showDamaged(damaged, loading) {
+    const text = JSON.stringify([damaged, loading]);
+    if (text === this.#shown) return;
+    this.#shown = text;
+    this.damaged.replaceChildren(...(damaged.length
+      ? [table(["Queue", "Reason"], damaged.map(([name, reason]) => [link(name), reason]), "Reasons"), h("p", { class: "hint", text: REPAIR })]
+      : [h("p", { class: "hint", text: loading ? `None so far: ${loading} still loading.` : "None: every queue could be loaded." })]));
   }
 
   async #configuration() {
