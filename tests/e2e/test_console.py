@@ -579,7 +579,13 @@ def test_the_status_is_switched(console: Console) -> None:
     console.press("Put item")
     console.page.get_by_label("Item", exact=True).fill("x")
     console.confirm("Put")
-    expect(console.page.locator(".toast.error")).to_be_visible()
+    dialog = console.page.get_by_role("dialog")
+    expect(dialog.get_by_role("alert")).to_have_text("the server is read-only: it takes no writes")
+    expect(console.page.get_by_label("Item", exact=True)).to_have_value("x")
+    with console.client() as client:
+        client.set_status("up")
+    console.confirm("Put")
+    console.expect_toast("1 byte put on work.")
 
 
 def test_the_server_page(browser: Browser, tmp_path: Path) -> None:

@@ -38,6 +38,27 @@ export function confirm(title, what, label) {
   return show(title, h("p", { text: what }), buttons(label), { danger: true });
 }
 
+/**
+ * Ask the user with `ask` and do with `act` what was answered. If that fails, ask again, with the answer and
+ * the problem given to `ask`, so that nothing needs to be typed twice. Return what `act` returns; null if the user cancels.
+ */
+export async function askUntilDone(ask, act) {
+  let [answer, problem] = [{}, ""];
+  while ((answer = await ask(answer, problem)) !== null) {
+    try {
+      return await act(answer);
+    } catch (error) {
+      problem = error.message;
+    }
+  }
+  return null;
+}
+
+/** The body of a dialog: what is wrong with the last answer, if anything is, and the fields. */
+function fields(problem, ...content) {
+  return h("div", {}, problem ? h("p", { class: "problem", role: "alert", text: problem }) : null, ...content);
+}
+
 /** Ask for a token; null if the user cancels. */
 export async function askToken(wrong) {
   const input = h("input", { type: "password", id: "token", required: true, autocomplete: "current-password" });
@@ -47,25 +68,25 @@ export async function askToken(wrong) {
   return (await show("A token is needed", body, buttons("Continue"))) ? input.value.trim() : null;
 }
 
-function seconds(id) {
-  return h("input", { id, type: "number", min: "0.001", step: "any", placeholder: "never" });
+function seconds(id, value) {
+  return h("input", { id, type: "number", min: "0.001", step: "any", placeholder: "never", value });
 }
 
 /** Ask for a new queue, as the API takes it: its name, and perhaps settings; null if the user cancels. */
-export async function askQueue() {
+export async function askQueue({ name: given, declared: old = {} }, problem) {
   const name = h("input", {
-    id: "queue-name", required: true, maxlength: "200", pattern: "[^\\/~.\\s]+",
+    id: "queue-name", required: true, maxlength: "200", pattern: "[^\\/~.\\s]+", value: given,
     title: "no spaces, slashes, dots or tildes", autocomplete: "off", spellcheck: "false",
   });
-  const items = h("input", { id: "queue-items", type: "number", min: "0", step: "1", placeholder: "unlimited" });
-  const age = seconds("queue-age");
-  const expires = seconds("queue-expires");
-  const fanout = h("input", { id: "queue-fanout", type: "checkbox" });
-  const memory = h("input", { id: "queue-memory", type: "checkbox" });
-  const body = h("div", {},
+  const items = h("input", { id: "queue-items", type: "number", min: "0", step: "1", placeholder: "unlimited", value: old.max_items });
+  const age = seconds("queue-age", old.max_age);
+  const expires = seconds("queue-expires", old.max_queue_age);
+  const fanout = h("input", { id: "queue-fanout", type: "checkbox", checked: old.fanout_only });
+  const memory = h("input", { id: "queue-memory", type: "checkbox", checked: old.keep_journal === false });
+  const body = fields(problem,
     h("label", { for: "queue-name", text: "Name" }), name,
     h("p", { class: "hint", text: "MASTER+CHILD makes a fanout child: it receives every item that is added to MASTER." }),
-    h("details", {}, h("summary", { text: "Settings of its own" }),
+    h("details", { open: Object.keys(old).length > 0 }, h("summary", { text: "Settings of its own" }),
       h("div", {},
         h("label", { for: "queue-items", text: "Most items" }), items,
         h("label", { for: "queue-age", text: "Items expire after (seconds)" }), age,
@@ -84,11 +105,11 @@ export async function askQueue() {
 }
 
 /** Ask for an item; null if the user cancels. */
-export async function askItem(queue) {
-  const text = h("textarea", { id: "item-text", rows: "7", spellcheck: "false" });
-  const expires = seconds("item-expires");
-  const delay = h("input", { id: "item-delay", type: "number", min: "0", step: "any", placeholder: "none" });
-  const body = h("div", {},
+export async function askItem(queue, { text: given, expires_in: expiry, delay: due }, problem) {
+  const text = h("textarea", { id: "item-text", rows: "7", spellcheck: "false", text: given });
+  const expires = seconds("item-expires", expiry);
+  const delay = h("input", { id: "item-delay", type: "number", min: "0", step: "any", placeholder: "none", value: due });
+  const body = fields(problem,
     h("label", { for: "item-text", text: "Item" }), text,
     h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires,
     h("label", { for: "item-delay", text: "Delay (seconds)" }), delay,
@@ -102,11 +123,12 @@ export async function askItem(queue) {
 }
 
 /** Ask where to move or copy items of a queue, and how many; null if the user cancels. */
-export async function askPlace(queue) {
-  const target = h("input", { id: "place-target", required: true, maxlength: "200", autocomplete: "off", spellcheck: "false" });
-  const count = h("input", { id: "place-count", type: "number", min: "1", step: "1", placeholder: "all" });
-  const verb = h("select", { id: "place-verb" }, h("option", { value: "move", text: "Move" }), h("option", { value: "copy", text: "Copy" }));
-  const body = h("div", {},
+export async function askPlace(queue, { verb: old, target: place, count: number }, problem) {
+  const target = h("input", { id: "place-target", required: true, maxlength: "200", autocomplete: "off", spellcheck: "false", value: place });
+  const count = h("input", { id: "place-count", type: "number", min: "1", step: "1", placeholder: "all", value: number });
+  const verb = h("select", { id: "place-verb" },
+    h("option", { value: "move", text: "Move" }), h("option", { value: "copy", text: "Copy", selected: old === "copy" }));
+  const body = fields(problem,
     h("label", { for: "place-verb", text: "Move or copy" }), verb,
     h("label", { for: "place-target", text: "To the queue" }), target,
     h("label", { for: "place-count", text: "How many of the first items" }), count,

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { sample, sparkline } from "./charts.js";
-import { askQueue } from "./dialogs.js";
+import { askQueue, askUntilDone } from "./dialogs.js";
 import { h, setText, toast } from "./dom.js";
 import { bytes, count, duration, rate, short, whole } from "./format.js";
 import { store } from "./store.js";
@@ -99,16 +99,11 @@ export class Overview {
   }
 
   async #create() {
-    const queue = await askQueue();
+    const queue = await askUntilDone(askQueue, (answer) => call("POST", "/queues", answer));
     if (queue === null) return;
-    const { name } = queue;
-    try {
-      const { created } = await call("POST", "/queues", queue);
-      toast(created ? `${name} was created.` : `${name} exists already.`);
-      location.hash = `#/queue/${encodeURIComponent(name)}`;
-    } catch (error) {
-      toast(error.message, "error");
-    }
+    const { name, created } = queue;
+    toast(created ? `${name} was created.` : `${name} exists already.`);
+    location.hash = `#/queue/${encodeURIComponent(name)}`;
   }
 
   update() {

@@ -3,7 +3,7 @@
 import { call, queuePath } from "./api.js";
 import { Chart, niceTime } from "./charts.js";
 import { deadLetters, redrive } from "./dead_letters.js";
-import { askItem, confirm } from "./dialogs.js";
+import { askItem, askUntilDone, confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, listed, micros, moment, pausedWords, rate, REPAIR, short, whole } from "./format.js";
 import { Items } from "./items.js";
@@ -245,10 +245,12 @@ export class QueuePage {
   }
 
   async #put() {
-    const item = await askItem(this.name);
-    if (item === null) return;
     const path = queuePath(this.name, "/items");
-    if (await this.#act(() => call("POST", path, item), ({ size }) => `${count(size, "byte")} put on ${this.name}.`)) this.items.load();
+    const stored = await askUntilDone((item, problem) => askItem(this.name, item, problem), (item) => call("POST", path, item));
+    if (stored === null) return;
+    toast(`${count(stored.size, "byte")} put on ${this.name}.`);
+    await this.#detail();
+    this.items.load();
   }
 
   /** Do one of `transfers`, and say what was done. */

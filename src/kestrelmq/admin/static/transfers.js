@@ -1,16 +1,16 @@
 // Moving and copying items to another queue, and exporting and importing them as lines of JSON.
 
 import { call, download, queuePath, upload } from "./api.js";
-import { askFile, askPlace } from "./dialogs.js";
+import { askFile, askPlace, askUntilDone } from "./dialogs.js";
 import { count } from "./format.js";
 
 /** Move or copy items of a queue after a question; return what was done as text, or null. */
 export async function transfer(name) {
-  const place = await askPlace(name);
-  if (place === null) return null;
-  const { verb, ...body } = place;
-  const { count: done, stopped } = await call("POST", queuePath(name, `/${verb}`), body);
-  const said = `${count(done, "item")} of ${name} ${verb === "move" ? "moved" : "copied"} to ${body.target}.`;
+  const answer = await askUntilDone((place, problem) => askPlace(name, place, problem), async ({ verb, ...body }) =>
+    ({ verb, target: body.target, ...(await call("POST", queuePath(name, `/${verb}`), body)) }));
+  if (answer === null) return null;
+  const { verb, target, count: done, stopped } = answer;
+  const said = `${count(done, "item")} of ${name} ${verb === "move" ? "moved" : "copied"} to ${target}.`;
   if (stopped) throw new Error(`${said} It ended early: ${stopped}.`);
   return said;
 }
