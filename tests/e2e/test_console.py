@@ -187,7 +187,7 @@ def test_a_queue_is_created_with_settings_of_its_own(console: Console) -> None:
     console.page.get_by_text("Settings of its own").click()
     console.page.get_by_label("Most items").fill("7")
     console.page.get_by_label("Items expire after (seconds)").fill("60")
-    console.page.get_by_label("The empty queue goes after (seconds)").fill("600")
+    console.page.get_by_label("Deleted when empty, after (seconds)").fill("600")
     console.page.get_by_label("Only its fanout children").check()
     console.page.get_by_label("No journal").check()
     assert "\n".join(console.accessibility_problems()) == ""
@@ -340,7 +340,7 @@ def test_limits_and_refusals_are_shown(browser: Browser, tmp_path: Path) -> None
             console.picture("refusals")
             console.open("#/queue/plain")
             panel = console.page.get_by_role("region", name="Limits and refusals", exact=True)
-            expect(panel).to_contain_text("Nothing was refused since the start.")
+            expect(panel).to_contain_text("Nothing has been refused since the start.")
 
 
 def test_items_as_text_json_and_hex(console: Console) -> None:

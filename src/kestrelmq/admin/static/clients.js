@@ -44,8 +44,6 @@ export class ClientsPage {
       setText(this.note, total > PAGE ? `${count(total, "client")}; those from ${whole(this.#offset + 1)} on are shown.` : `${count(total, "client")}.`);
       this.#show(clients);
     } catch (error) {
-      this.#total = 0;
-      this.#show([]);
       setText(this.note, error.message);
     } finally {
       this.#busy = false;

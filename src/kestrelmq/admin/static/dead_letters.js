@@ -7,7 +7,7 @@ import { count, whole } from "./format.js";
 
 /** Make the panel's content; `redrive(from, to)` moves all items of one queue to the other. */
 export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, redrive) {
-  if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue and is none." });
+  if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue, and is not one." });
   const button = (from, to, items) => h("button", {
     type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${from} to ${to}`, text: "Redrive",
     onclick: () => redrive(from, to),

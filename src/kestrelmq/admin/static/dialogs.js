@@ -90,7 +90,7 @@ export async function askQueue({ name: given, declared: old = {} }, problem) {
       h("div", {},
         h("label", { for: "queue-items", text: "Most items" }), items,
         h("label", { for: "queue-age", text: "Items expire after (seconds)" }), age,
-        h("label", { for: "queue-expires", text: "The empty queue goes after (seconds)" }), expires,
+        h("label", { for: "queue-expires", text: "Deleted when empty, after (seconds)" }), expires,
         h("label", { for: "queue-fanout" }, fanout, "Only its fanout children get items"),
         h("label", { for: "queue-memory" }, memory, "No journal: a restart loses its items"))));
   if (!(await show("New queue", body, buttons("Create")))) return null;
@@ -113,7 +113,7 @@ export async function askItem(queue, { text: given, expires_in: expiry, delay: d
     h("label", { for: "item-text", text: "Item" }), text,
     h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires,
     h("label", { for: "item-delay", text: "Delay (seconds)" }), delay,
-    h("p", { class: "hint", text: "A delayed item waits in the queue only after that time, from which its expiry counts." }));
+    h("p", { class: "hint", text: "A delayed item can be read only after that time, and its expiry counts from then." }));
   if (!(await show(`Put an item on ${queue}`, body, buttons("Put")))) return null;
   return {
     text: text.value,
@@ -142,6 +142,6 @@ export async function askFile(queue) {
   const file = h("input", { id: "import-file", type: "file", required: true, accept: ".jsonl,.ndjson,.json,.txt" });
   const body = h("div", {},
     h("label", { for: "import-file", text: "File of JSON lines, as an export makes it" }), file,
-    h("p", { class: "hint", text: `All its items are added to ${queue}.` }));
+    h("p", { class: "hint", text: `All its items are added at the end of ${queue}.` }));
   return (await show(`Import items to ${queue}`, body, buttons("Import"))) ? file.files[0] ?? null : null;
 }

@@ -131,7 +131,8 @@ export class Items {
     const end = this.#next ?? total;
     if (this.#search) return `${found ? count(found, "item") : "Nothing"} found in #${start} to #${Math.max(start, end - 1)} of ${count(total, "item")}, ${when}.`;
     if (!found) return `There are no more items: the queue has ${count(total, "item")}, ${when}.`;
-    return `Items #${this.#items[0].position} to #${this.#items.at(-1).position} of ${count(total, "item")}, ${when}.`;
+    const [first, last] = [this.#items[0].position, this.#items.at(-1).position];
+    return `${first === last ? `Item #${first}` : `Items #${first} to #${last}`} of ${count(total, "item")}, ${when}.`;
   }
 
   #show(view) {

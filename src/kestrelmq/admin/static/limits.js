@@ -27,6 +27,6 @@ export function limits(stats) {
       : h("p", { class: "hint", text: "There are no limits." }),
     refused.length
       ? table(["Refused since the start", "Times"], refused.map(([key, label]) => [label, whole(stats[key])]), "Refusals")
-      : h("p", { class: "hint", text: "Nothing was refused since the start." }),
+      : h("p", { class: "hint", text: "Nothing has been refused since the start." }),
   ];
 }

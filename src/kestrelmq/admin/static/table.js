@@ -86,7 +86,7 @@ export class QueueTable {
     this.head = h("div", { role: "row", class: "row head", "aria-rowindex": "1" }, ...COLUMNS.map((column) => this.#header(column)));
     this.scroller = h("div", { class: "scroller" }, this.space);
     this.table = h("div", { role: "table", class: "table", "aria-label": "Queues" },
-      h("div", { role: "rowgroup" }, this.head), this.scroller);
+      h("div", { role: "rowgroup", class: "heads" }, this.head), this.scroller);
     this.empty = h("p", { class: "empty", hidden: true });
     this.element = h("div", { class: "card table-card" }, this.table, this.empty);
     this.scroller.addEventListener("scroll", () => this.#draw(), { passive: true });
