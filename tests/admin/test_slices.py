@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import pytest
 
+from kestrelmq.admin.health import health_of
 from kestrelmq.admin.ostrich import Ostrich, as_json, as_text
 from kestrelmq.admin.prometheus import Exposition
 from kestrelmq.admin.slices import clear_in_slices, slices
@@ -89,7 +90,19 @@ async def test_statistics_are_rendered_in_slices(context: ServerContext) -> None
         assert turns > QUEUES / 50
     parts, turns = await interrupted(Exposition(context).render())
     assert b'kestrelmq_queue_bytes{queue="queue-999"} 999.0' in b"".join(parts)
-    assert turns > QUEUES / 1000
+    assert sum(range(1000, QUEUES)) == 7.4985e6
+    assert b'kestrelmq_queue_bytes{queue="~other"} 7.4985e+06' in b"".join(parts)
+    assert turns > 2 * QUEUES / 200
+
+
+async def test_whoever_asks_for_few_queues_stops_no_others(context: ServerContext) -> None:
+    """The health and the metrics of some queues look at all of them, a few at a time."""
+    health, turns = await interrupted(health_of(context))
+    assert health.is_ready
+    assert turns >= QUEUES / 1000
+    parts, turns = await interrupted(Exposition(context).render(["none*"]))
+    assert f'kestrelmq_queues{{state="up"}} {QUEUES}.0'.encode() in b"".join(parts)
+    assert turns > QUEUES / 200
 
 
 async def test_all_queues_are_added_up_in_slices(context: ServerContext) -> None:

@@ -79,14 +79,14 @@ class Endpoints:
         return web.json_response(config_in_force(self._context))
 
     async def _health(self, _request: web.Request) -> web.Response:
-        health = health_of(self._context)
+        health = await health_of(self._context)
         return web.json_response(health.as_json(), status=200 if health.is_ready else 503)
 
     async def _live(self, _request: web.Request) -> web.Response:
         return web.json_response({"live": True})
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        health = health_of(self._context)
+        health = await health_of(self._context)
         body = {"ready": health.is_ready, "status": health.status, "reasons": health.reasons}
         return web.json_response(body, status=200 if health.is_ready else 503)
 

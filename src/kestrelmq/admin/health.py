@@ -3,12 +3,14 @@
 A problem of one queue is listed, but the server serves the others, and so it is ready.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from typing import Any, Final, Literal
 
+from kestrelmq.admin.slices import slices
 from kestrelmq.engine.loading_queues import still_loading
-from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 
 ProblemKind = Literal["status", "queue_path", "loading", "damaged", "failing"]
@@ -19,6 +21,8 @@ _NOT_READY: Final = frozenset({"status", "queue_path", "loading"})
 """The problems with which the server is not ready."""
 MOST_LISTED: Final = 100
 """Most problems in one answer."""
+_SLICE: Final = 1000
+"""Queues that are looked at before other tasks may run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +40,52 @@ class Problem:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Kind:
+    """The problems of one kind: how many there are, and the first of them."""
+
+    count: int = 0
+    first: list[Problem] = field(default_factory=list)
+
+
 class Health:
     """What is wrong with a server.
 
     Attributes:
         status: the server's status.
-        problems: everything that is wrong, first what concerns the whole server.
     """
 
-    status: str
-    problems: list[Problem]
+    __slots__ = ("_kinds", "status")
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+        self._kinds: dict[ProblemKind, _Kind] = {}
+
+    def add(self, first: Sequence[Problem], count: int = 1) -> None:
+        """Add `count` problems of one kind, of which `first` has as many as an answer may list."""
+        if first:
+            kind = self._kinds.setdefault(first[0].kind, _Kind())
+            kind.count += count
+            kind.first += first[: MOST_LISTED - len(kind.first)]
 
     @property
     def is_ready(self) -> bool:
         """Whether the server can serve."""
-        return not any(problem.kind in _NOT_READY for problem in self.problems)
+        return _NOT_READY.isdisjoint(self._kinds)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The first problems, `MOST_LISTED` at most; what concerns the whole server comes first."""
+        return list(
+            islice(chain.from_iterable(kind.first for kind in self._kinds.values()), MOST_LISTED)
+        )
 
     @property
     def reasons(self) -> list[str]:
         """A line for each kind of problem: the first one, and how many others there are."""
-        by_kind: dict[str, list[str]] = {}
-        for problem in self.problems:
-            by_kind.setdefault(problem.kind, []).append(problem.reason)
         return [
-            first if not others else f"{first}, and {len(others)} more"
-            for first, *others in by_kind.values()
+            kind.first[0].reason + (f", and {kind.count - 1} more" if kind.count > 1 else "")
+            for kind in self._kinds.values()
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -70,28 +94,37 @@ class Health:
             "healthy": self.is_ready,
             "status": self.status,
             "reasons": self.reasons,
-            "problems": [asdict(problem) for problem in self.problems[:MOST_LISTED]],
-            "problem_count": len(self.problems),
+            "problems": [asdict(problem) for problem in self.problems],
+            "problem_count": sum(kind.count for kind in self._kinds.values()),
         }
 
 
-def health_of(context: ServerContext) -> Health:
-    """Return the health of the server."""
-    return Health(context.status.status.value, list(_problems(context)))
-
-
-def _problems(context: ServerContext) -> Iterator[Problem]:
+async def health_of(context: ServerContext) -> Health:
+    """Return the health of the server; others are served between slices of its queues."""
     status, collection = context.status, context.collection
+    health = Health(status.status.value)
     if not status.reads_allowed and not status.writes_allowed:
-        yield Problem("status", None, f"the status is {status.status.value}")
+        health.add([Problem("status", None, f"the status is {health.status}")])
     if collection.guard.lost is not None:
-        yield Problem("queue_path", None, collection.guard.lost)
-    for name in sorted(collection.loading):
-        yield Problem("loading", name, still_loading(name))
-    for name, reason in sorted(damaged_queues(collection).items()):
-        yield Problem("damaged", name, reason)
-    for name, queue in collection.queues.items():
-        if queue.delayed_damage is not None:
-            yield Problem("damaged", name, queue.delayed_damage)
-        if queue.is_failing:
-            yield Problem("failing", name, f"the journal cannot be written: {queue.problem}")
+        health.add([Problem("queue_path", None, collection.guard.lost)])
+    loading, damaged = list(collection.loading), dict(collection.damaged)
+    names = await _first_names(loading)
+    health.add([Problem("loading", name, still_loading(name)) for name in names], len(loading))
+    names = await _first_names(damaged)
+    health.add([Problem("damaged", name, str(damaged[name])) for name in names], len(damaged))
+    async for queues in slices(list(collection.queues.values()), _SLICE):
+        for queue in queues:
+            if queue.delayed_damage is not None:
+                health.add([Problem("damaged", queue.name, queue.delayed_damage)])
+            if queue.is_failing:
+                reason = f"the journal cannot be written: {queue.problem}"
+                health.add([Problem("failing", queue.name, reason)])
+    return health
+
+
+async def _first_names(names: Collection[str]) -> list[str]:
+    """Return the first of the names, in order; others are served meanwhile."""
+    first: list[str] = []
+    async for some in slices(names, _SLICE):
+        first = heapq.nsmallest(MOST_LISTED, [*first, *some])
+    return first

@@ -8,6 +8,7 @@ event loop.
 """
 
 import re
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
@@ -25,6 +26,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from kestrelmq.admin.sampling import state_of
 from kestrelmq.admin.slices import batches
 from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.engine.queue import Queue
@@ -40,7 +42,10 @@ OTHER: Final = "~other"
 _SLICE: Final = 200
 _MATCHED: Final = 2000
 """Names that are compared with patterns at a time."""
+_SUMMED: Final = 200
+"""Queues that are counted or added up at a time."""
 _PREFIX: Final = "kestrelmq_"
+_ADDED_UP: Final = [stat for stat in QUEUE_STATS if stat.metric is not None and stat.adds_up]
 
 # Bucket bounds of the histograms (microseconds): for the server's own work, and for waiting items.
 _SERVICE: Final = (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 100_000, 1_000_000)
@@ -103,7 +108,9 @@ class Exposition:
             others: list[Queue] = []
         else:
             own, others = self._chosen_queues()
-        for family in chain(self._families(stats), self._queue_families(own, others)):
+        states = yield from self._states()
+        sums = yield from self._sums(others)
+        for family in chain(self._families(stats, states), self._queue_families(own, sums)):
             text = generate_latest(_SingleFamily(family))
             parts.append(text if family.documentation else _without_header(text))
             yield
@@ -111,7 +118,20 @@ class Exposition:
 
     # --- the server ---
 
-    def _families(self, stats: Mapping[str, Any]) -> Iterator[Family]:
+    def _states(self) -> Generator[None, None, Counter[str]]:
+        """Count the queues by state."""
+        collection = self._context.collection
+        states = Counter(
+            up=0, failing=0, damaged=len(collection.damaged), loading=len(collection.loading)
+        )
+        for queues in batches(list(collection.queues.values()), _SUMMED):
+            for queue in queues:
+                state = state_of(queue)
+                states[state if state in states else "up"] += 1
+            yield
+        return states
+
+    def _families(self, stats: Mapping[str, Any], states: Mapping[str, int]) -> Iterator[Family]:
         context = self._context
         yield InfoMetricFamily(_PREFIX + "build", "the server", {"version": VERSION})
         yield from self._process.collect()
@@ -127,27 +147,37 @@ class Exposition:
         for value in Status:
             status.add_metric([value.value], float(value is context.status.status))
         yield status
-        states = GaugeMetricFamily(_PREFIX + "queues", "queues, by state", labels=["state"])
-        collection = context.collection
-        failing = sum(queue.problem is not None for queue in collection.queues.values())
-        states.add_metric(["up"], len(collection.queues) - failing)
-        states.add_metric(["failing"], failing)
-        states.add_metric(["damaged"], len(collection.damaged))
-        states.add_metric(["loading"], len(collection.loading))
-        yield states
+        queues = GaugeMetricFamily(_PREFIX + "queues", "queues, by state", labels=["state"])
+        for state, count in states.items():
+            queues.add_metric([state], count)
+        yield queues
         for latency, histogram in context.latencies.server.items():
             yield _histogram(latency, "", [("", histogram)])
 
     # --- queues ---
 
-    def _queue_families(self, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
+    def _sums(self, others: list[Queue]) -> Generator[None, None, dict[str, float]]:
+        """Add up the statistics of queues without series of their own, by name."""
+        if not others:
+            return {}
+        read = attrgetter(*(stat.source for stat in _ADDED_UP))
+        sums = [0.0] * len(_ADDED_UP)
+        for queues in batches(others, _SUMMED):
+            sums = list(map(sum, zip(sums, *map(read, queues), strict=True)))
+            yield
+        return {
+            stat.name: self._monotonic_total(stat.name, total) if stat.kind == "counter" else total
+            for stat, total in zip(_ADDED_UP, sums, strict=True)
+        }
+
+    def _queue_families(self, own: list[Queue], sums: Mapping[str, float]) -> Iterator[Family]:
         by_metric: dict[Metric, list[Statistic]] = {}
         for stat in QUEUE_STATS:
             if stat.metric is not None:
                 by_metric.setdefault(stat.metric, []).append(stat)
         for stats in by_metric.values():
             for number, stat in enumerate(stats):
-                for family in self._of_stat(stat, own, others):
+                for family in self._of_stat(stat, own, sums):
                     if number:
                         family.documentation = ""
                     yield family
@@ -172,7 +202,9 @@ class Exposition:
             yield
         return [queues[name] for name in sorted(found)[:QUEUES] if not queues[name].is_closed]
 
-    def _of_stat(self, stat: Statistic, own: list[Queue], others: list[Queue]) -> Iterator[Family]:
+    def _of_stat(
+        self, stat: Statistic, own: list[Queue], sums: Mapping[str, float]
+    ) -> Iterator[Family]:
         read = attrgetter(stat.source)
         for number, queues in enumerate(list(batches(own, _SLICE)) or [[]]):
             family = _family(stat, "queue")
@@ -182,11 +214,8 @@ class Exposition:
                 value = read(queue)
                 if value is not None or stat.kind != "limit":
                     family.add_metric(_labels(queue.name, stat), _sample(stat, value))
-            if others and not number and stat.adds_up:
-                total: float = sum(map(read, others))
-                if stat.kind == "counter":
-                    total = self._monotonic_total(stat.name, total)
-                family.add_metric(_labels(OTHER, stat), total)
+            if not number and stat.name in sums:
+                family.add_metric(_labels(OTHER, stat), sums[stat.name])
             yield family
 
     def _monotonic_total(self, name: str, total: float) -> float:

@@ -112,6 +112,7 @@ class QueueTotals:
         self.open_reads += sign * snapshot.open_reads
         self.waiters += sign * snapshot.waiters
         self.failing += sign * (snapshot.state == "failing")
+        self.damaged += sign * (snapshot.state == "damaged")
 
 
 class Sampler:
@@ -212,7 +213,7 @@ class Sampler:
     def _sum_up(self, stamp: int) -> None:
         totals = self.totals
         totals.time = stamp
-        totals.queues, totals.damaged = len(self.sampled), len(self._context.collection.damaged)
+        totals.queues = len(self.sampled)
         busy = [self.sampled[name].snapshot for name in self._busy]
         totals.put_rate = round(sum(one.put_rate for one in busy), 1)
         totals.get_rate = round(sum(one.get_rate for one in busy), 1)
@@ -324,7 +325,9 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
 
 
 def state_of(queue: Queue) -> State:
-    """Return the state of a queue that is neither damaged nor loading."""
-    if queue.problem is not None:
+    """Return the state of a queue that is loaded; it is damaged if its delayed items are not."""
+    if queue.is_failing:
         return "failing"
+    if queue.delayed_damage is not None:
+        return "damaged"
     return "behind" if queue.read_behind else "ok"

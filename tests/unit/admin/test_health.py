@@ -1,8 +1,12 @@
 """The health of a server with many problems."""
 
+import asyncio
 from pathlib import Path
 
 from kestrelmq.admin.health import MOST_LISTED, health_of
+from kestrelmq.admin.prometheus import Exposition
+from kestrelmq.admin.sampling import state_of
+from kestrelmq.engine.stats import stats_of
 from kestrelmq.errors import JournalError, QueueUnavailable
 from tests.support.turning import Turning
 
@@ -14,7 +18,7 @@ def test_many_problems_make_a_short_answer(tmp_path: Path) -> None:
         for number in range(3 * MOST_LISTED):
             collection.damaged[f"q{number:03}"] = QueueUnavailable(f"q{number:03} is damaged")
         collection.obtain("full").failure = JournalError("queue full: No space left on device")
-        health = health_of(turning.context)
+        health = asyncio.run(health_of(turning.context))
     answer = health.as_json()
     assert health.is_ready
     assert answer["healthy"]
@@ -35,6 +39,22 @@ def test_what_stops_the_whole_server_comes_first(tmp_path: Path) -> None:
     with Turning(tmp_path) as turning:
         turning.collection.damaged["old"] = QueueUnavailable("old is damaged")
         turning.context.status.shutdown()
-        health = health_of(turning.context)
+        health = asyncio.run(health_of(turning.context))
     assert not health.is_ready
     assert [problem.kind for problem in health.problems] == ["status", "damaged"]
+
+
+def test_a_queue_without_its_delayed_items_is_damaged_everywhere(tmp_path: Path) -> None:
+    """Its journal can be written, so it does not fail; every answer says the same."""
+    (tmp_path / "jobs").touch()
+    (tmp_path / "jobs~~delayed").write_bytes(b"\x55garbage")
+    with Turning(tmp_path) as turning:
+        health = asyncio.run(health_of(turning.context))
+        metrics = b"".join(asyncio.run(Exposition(turning.context).render())).decode()
+        queue = turning.collection.queues["jobs"]
+        stats = dict(stats_of(turning.collection, "jobs"))
+    assert [(problem.kind, problem.queue) for problem in health.problems] == [("damaged", "jobs")]
+    assert state_of(queue) == "damaged"
+    for state, count in (("up", 0), ("failing", 0), ("damaged", 1)):
+        assert f'kestrelmq_queues{{state="{state}"}} {count}.0' in metrics
+    assert stats["failure"].startswith("the delayed items of queue jobs cannot be loaded")

@@ -15,7 +15,7 @@ const SPAN = 300_000;
 const EVERY = 2000; // ms between requests for the details that are not in the event stream
 const STATES = {
   ok: "ok", behind: "read-behind: some items are only on disk",
-  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded", loading: "still loading",
+  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded, or not all of it", loading: "still loading",
 };
 const PAUSING = {
   reads: "Readers will find the queue empty until you resume reads. Open reads can still be ended.",
@@ -150,7 +150,7 @@ export class QueuePage {
       const detail = await call("GET", queuePath(this.name));
       this.problem.hidden = detail.problem === null;
       setText(this.problem, detail.state === "damaged" ? `${detail.problem}. ${REPAIR}` : detail.problem ?? "");
-      const isUsable = !["damaged", "loading"].includes(detail.state);
+      const isUsable = Object.keys(detail.stats).length > 0;
       const reads = isUsable ? await call("GET", queuePath(this.name, "/open-reads")) : { total: 0, open_reads: [] };
       this.#setUse(isUsable);
       this.#show(detail, reads);
