@@ -143,11 +143,13 @@ def test_who_asked_over_http(server: ServerProcess) -> None:
     assert ask(server, "DELETE", "/api/v1/queues/jobs") == 204
     assert ask(server, "GET", "/api/v1/queues") == 200
     until(lambda: len(events(server, protocol="http")) == 3)
-    assert [one["action"] for one in events(server, protocol="http")] == [
-        "POST /api/v1/queues/jobs/open-reads/requeue",
-        "POST /api/v1/queues/jobs/flush",
-        "DELETE /api/v1/queues/jobs",
+    found = events(server, protocol="http")
+    assert [(one["action"], one["queue"]) for one in found] == [
+        ("POST /api/v1/queues/jobs/open-reads/requeue", "jobs"),
+        ("POST /api/v1/queues/jobs/flush", "jobs"),
+        ("DELETE /api/v1/queues/jobs", "jobs"),
     ]
+    assert found[2]["message"].startswith("DELETE /api/v1/queues/jobs: asked for by 127.0.0.1:")
 
 
 def test_a_queue_that_refuses_logs_once(server: ServerProcess) -> None:

@@ -23,6 +23,7 @@ from aiohttp import web
 from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.signins import SignIns
+from kestrelmq.names import queue_name_error
 from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback, log_request
 from kestrelmq.server.sockets import GONE, is_unix, peer_name
 
@@ -88,7 +89,7 @@ class Guard:
         elif request.match_info.http_exception is None:
             path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
             level = logging.DEBUG if getattr(handler, TRAFFIC, False) else logging.INFO
-            log_request(f"{request.method} {path}", "http", peer, level=level)
+            log_request(f"{request.method} {path}", "http", peer, _queue(request), level=level)
 
     def _check_name(self, request: web.Request) -> None:
         if not self._loopback or self._tokens or _is_over_unix(request):
@@ -138,6 +139,12 @@ def _address(request: web.Request) -> str:
     if transport is None:
         return GONE
     return peer_name(transport.get_extra_info("socket"), transport.get_extra_info("peername"))
+
+
+def _queue(request: web.Request) -> str | None:
+    """Return the queue that the path names; None if it names none."""
+    name = request.match_info.get("name")
+    return None if name is None or queue_name_error(name) is not None else name
 
 
 def _is_over_unix(request: web.Request) -> bool:

@@ -182,7 +182,9 @@ class QueueCollection:
         if not queue_files.present and not _is_journaled(config):
             return self._new_queue(name, config)  # it was declared
         if not config.keep_journal:
-            log.warning("queue %s keeps no journal; its files are left alone", name)
+            log.warning(
+                "queue %s keeps no journal; its files are left alone", name, extra={"queue": name}
+            )
             return self._new_queue(name, config)
         try:
             memory = config.max_memory_size
@@ -210,7 +212,7 @@ class QueueCollection:
         if isinstance(found, Queue):
             self._register(found)
             if found.delayed_damage is not None:
-                log.error("%s", found.delayed_damage)
+                log.error("%s", found.delayed_damage, extra={"queue": name})
             if found.config is not self._configured(name):  # or its dialect or a reload changed it
                 self._put_in_force((found,), _are_logged)
         else:
@@ -714,7 +716,7 @@ class QueueCollection:
             )
         except Exception:
             # A bug in one queue must not keep all others from being swept for ever.
-            log.exception("queue %s was not swept", queue.name)
+            log.exception("queue %s was not swept", queue.name, extra={"queue": queue.name})
 
     @staticmethod
     def _is_expired(queue: Queue, now: int) -> bool:
@@ -749,7 +751,11 @@ class QueueCollection:
                 if queue.is_draining and queue not in self.tasks:
                     self.tasks.begin(queue, self._drained(queue), _nobody, _is_logged)
             except Exception:
-                log.exception("the upkeep of the journal of queue %s failed", queue.name)
+                log.exception(
+                    "the upkeep of the journal of queue %s failed",
+                    queue.name,
+                    extra={"queue": queue.name},
+                )
             else:
                 if queue.is_quiet:
                     self._restless.pop(queue, None)
@@ -887,7 +893,12 @@ class QueueCollection:
         """Begin to put a queue's settings in force."""
 
         def failed(error: Exception) -> list[str]:
-            log.error("the settings of queue %s were not put in force", queue.name, exc_info=error)
+            log.error(
+                "the settings of queue %s were not put in force",
+                queue.name,
+                exc_info=error,
+                extra={"queue": queue.name},
+            )
             return [f"the settings of queue {queue.name} stay as they are: {error!r}"]
 
         self.tasks.begin(queue, self._settings(queue), waiting.add_task(), failed, worker)
@@ -939,7 +950,12 @@ class QueueCollection:
             return
         failure = yield from end_journal(queue, queue.config.max_memory_size)
         if failure is not None:
-            log.warning("the journal of queue %s cannot be removed: %s", queue.name, failure)
+            log.warning(
+                "the journal of queue %s cannot be removed: %s",
+                queue.name,
+                failure,
+                extra={"queue": queue.name},
+            )
         elif not queue.is_closed:
             queue.configure(queue.config)
 

@@ -78,7 +78,9 @@ class Deletions:
                 done(failure)
 
         def failed(error: Exception) -> JournalError:
-            log.error("queue %s was not deleted", queue.name, exc_info=error)
+            log.error(
+                "queue %s was not deleted", queue.name, exc_info=error, extra={"queue": queue.name}
+            )
             return JournalError(f"queue {queue.name} was not deleted: {error!r}")
 
         deletion = self._deletion(queue, is_empty=is_empty)

@@ -93,7 +93,12 @@ def _complete(
     for journal in journals:
         failure = yield partial(_sync, journal)
         if failure is not None:
-            log.warning("the journal of queue %s could not be synced: %s", queue.name, failure)
+            log.warning(
+                "the journal of queue %s could not be synced: %s",
+                queue.name,
+                failure,
+                extra={"queue": queue.name},
+            )
     return None
 
 
@@ -174,7 +179,11 @@ def _set_aside_files(directory: Directory, name: str, now: int, after: int, _pau
     for file in (*reversed(delayed.present), *reversed(found.present)):
         aside = temporary_name(file, LEFT, now)
         log.warning(
-            "queue %s begins a new journal; its old file %s is kept as %s", name, file, aside
+            "queue %s begins a new journal; its old file %s is kept as %s",
+            name,
+            file,
+            aside,
+            extra={"queue": name},
         )
         directory.rename(file, aside)
         directory.sync()

@@ -339,7 +339,12 @@ class Queue(Committable):
         try:
             journal.end_file()
         except OSError as error:
-            log.warning("the journal of queue %s keeps its dialect: %s", self.name, error)
+            log.warning(
+                "the journal of queue %s keeps its dialect: %s",
+                self.name,
+                error,
+                extra={"queue": self.name},
+            )
             return False
         return True
 
@@ -1096,7 +1101,12 @@ class Queue(Committable):
                 if isinstance(self.journal, FileJournal):  # else it was turned off meanwhile
                     self._fail(error)
             elif error is not None:
-                log.error("a delayed item of queue %s was not written", self.name, exc_info=error)
+                log.error(
+                    "a delayed item of queue %s was not written",
+                    self.name,
+                    exc_info=error,
+                    extra={"queue": self.name},
+                )
             if self.next_deadline is not None:
                 self._commits.watch_deadlines(self)
 
@@ -2191,7 +2201,7 @@ class Queue(Committable):
     def _trace(self, records: bytes) -> None:
         """Log what an operation wrote."""
         for line in describe_records(records):
-            log.info("queue %s: %s", self.name, line)
+            log.info("queue %s: %s", self.name, line, extra={"queue": self.name})
 
     def _schedule_sync(self, period: float) -> None:
         """Have what was written synced in `period` seconds at the latest; 0 is before the reply."""
@@ -2422,7 +2432,7 @@ class Queue(Committable):
         if count:
             self._write_at_once(REMOVE_RECORD * count)
             if self._is_traced:
-                log.info("queue %s: REMOVE, %d times", self.name, count)
+                log.info("queue %s: REMOVE, %d times", self.name, count, extra={"queue": self.name})
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._commits.worker.free(self.backlog.drop_all())

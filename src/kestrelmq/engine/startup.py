@@ -191,5 +191,5 @@ class StartUp:
 
 def _broken(name: str, error: BaseException) -> QueueUnavailable:
     """Return why a queue cannot be used, after an error that nobody foresaw; log that."""
-    log.error("queue %s cannot be loaded", name, exc_info=error)
+    log.error("queue %s cannot be loaded", name, exc_info=error, extra={"queue": name})
     return QueueUnavailable(f"queue {name} cannot be loaded: {error!r}")

@@ -580,7 +580,12 @@ class Upkeep:
         if self._rotate(cures=cures) is None:
             return
         journal.rewrites += 1
-        log.info("rewriting the journal of queue %s, %d bytes", self._name, journal.size)
+        log.info(
+            "rewriting the journal of queue %s, %d bytes",
+            self._name,
+            journal.size,
+            extra={"queue": self._name},
+        )
         source: ContentSource
         if (
             self._trim_at is None
@@ -671,7 +676,9 @@ class Upkeep:
             marks_since=self._marks_since,
         )
         journal.rewrites += 1
-        log.info("packing %d files of queue %s", len(files), self._name)
+        log.info(
+            "packing %d files of queue %s", len(files), self._name, extra={"queue": self._name}
+        )
         delayed = self.delayed
 
         def sync() -> None:
@@ -790,6 +797,7 @@ class Upkeep:
                 "queue %s holds more than max_memory_size in memory until this can be done: %s",
                 self._name,
                 error,
+                extra={"queue": self._name},
             )
             done = False
         self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE

@@ -291,7 +291,12 @@ class FileJournal:
         except OSError:
             self.discard_file(name)
             raise
-        log.info("queue %s continues in a new file: the end of %s was cut off", self.queue, old)
+        log.info(
+            "queue %s continues in a new file: the end of %s was cut off",
+            self.queue,
+            old,
+            extra={"queue": self.queue},
+        )
         self.follower.file_ended(rotated, end, self._name)
 
     @property
@@ -630,7 +635,12 @@ class JournalRemoval:
                 directory.crash_point("delete: pack removed")
             directory.sync()
         except OSError as error:
-            log.warning("queue %s is deleted, but not all of its files: %s", self.queues[0], error)
+            log.warning(
+                "queue %s is deleted, but not all of its files: %s",
+                self.queues[0],
+                error,
+                extra={"queue": self.queues[0]},
+            )
 
     @property
     def _packs(self) -> list[str]:

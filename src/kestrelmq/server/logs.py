@@ -22,6 +22,8 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TEXT_WITH_PROCESS = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 _UNNAMED_PROCESS = "MainProcess"
 """Python's name for a process that was given none."""
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ESCAPES: Final = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) != "\t"}
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 """What a record has besides the fields that the event was logged with."""
 _MODE: Final = 0o640
@@ -51,11 +53,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats an event as one line of text; line breaks in it are escaped."""
+    """Formats an event as one line of text; control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line for `record`."""
-        return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
+        return super().format(record).translate(_ESCAPES)
 
 
 class LogFile(logging.FileHandler):

@@ -213,7 +213,12 @@ class PendingPut(PendingRequest):
             queue.refusals.failed += 1
             self._fail(queue.failed(error))
         else:
-            log.error("an item for queue %s was not written", self._name, exc_info=error)
+            log.error(
+                "an item for queue %s was not written",
+                self._name,
+                exc_info=error,
+                extra={"queue": self._name},
+            )
             self._fail(KestrelError("internal error"))
 
     def resume(self) -> None:

@@ -39,8 +39,11 @@ def is_loopback(address: str) -> bool:
 def log_request(
     action: str, protocol: str, peer: str, queue: str | None = None, *, level: int = logging.INFO
 ) -> None:
-    """Log that a client requests `action`, of the queue `queue` if it concerns only that."""
-    what = action if queue is None else f"{action} {queue}"
+    """Log that a client requests `action`, of the queue `queue` if it concerns only that.
+
+    The action of an HTTP request has the queue in its path.
+    """
+    what = action if queue is None or protocol == "http" else f"{action} {queue}"
     fields = {"action": action, "peer": peer, "protocol": protocol}
     if queue is not None:
         fields["queue"] = queue

@@ -1,15 +1,18 @@
 """Log files, and how often an event is logged."""
 
+import ast
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kestrelmq.server.logs import JsonFormatter, LogFile, LogThrottle
+import kestrelmq
+from kestrelmq.server.logs import JsonFormatter, LogFile, LogThrottle, TextFormatter
 
 
 @pytest.fixture
@@ -110,3 +113,31 @@ def test_an_exception_is_part_of_its_line() -> None:
         int("a bug")
     record = logging.makeLogRecord({"exc_info": (caught.type, caught.value, caught.tb)})
     assert str(formatted(record)["exception"]).endswith("with base 10: 'a bug'")
+
+
+def test_a_line_of_text_is_one_line_and_controls_no_terminal() -> None:
+    """Whatever is in a name or an error, all of it is still to be seen."""
+    text = TextFormatter("%(message)s")
+    record = logging.makeLogRecord({"msg": "a\r\nb\x1b[31m\x9b\u2028c\td\u00e9"})
+    assert text.format(record) == "a\\r\\nb\\x1b[31m\\x9b\\u2028c\td\u00e9"
+
+
+def without_queue(source: str) -> list[str]:
+    """Return the messages about one queue that are logged without the field `queue`."""
+    return [
+        ast.unparse(call.args[0])
+        for call in ast.walk(ast.parse(source))
+        if isinstance(call, ast.Call)
+        and re.fullmatch("_?log[.](debug|info|warning|error|exception)", ast.unparse(call.func))
+        and "queue %s" in ast.unparse(call.args[0])
+        and not any(keyword.arg == "extra" for keyword in call.keywords)
+    ]
+
+
+def test_every_event_about_a_queue_names_it_in_a_field() -> None:
+    """A program finds all that happened to a queue by `queue`, not in the text."""
+    assert without_queue('log.info("queue %s: %s", name, line)') == ["'queue %s: %s'"]
+    package = Path(kestrelmq.__file__).parent
+    for part in ("admin", "engine", "journal", "server"):
+        for path in (package / part).rglob("*.py"):
+            assert (path.name, without_queue(path.read_text())) == (path.name, [])
