@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from kestrelmq.admin.health import health_of
-from kestrelmq.admin.ostrich import Ostrich, as_json, as_text
+from kestrelmq.admin.ostrich import Ostrich, StatisticsSnapshot, as_json, as_text
 from kestrelmq.admin.prometheus import Exposition
 from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.clock import TurnClock
@@ -93,6 +93,19 @@ async def test_statistics_are_rendered_in_slices(context: ServerContext) -> None
     assert sum(range(1000, QUEUES)) == 7.4985e6
     assert b'kestrelmq_queue_bytes{queue="~other"} 7.4985e+06' in b"".join(parts)
     assert turns > 2 * QUEUES / 200
+
+
+async def test_no_dictionary_has_all_statistics_of_all_queues(context: ServerContext) -> None:
+    """One of millions would stop the others whenever it grows, and when it is dropped."""
+    sizes: list[int] = []
+
+    async def measure(snapshot: StatisticsSnapshot) -> list[bytes]:
+        sections = (snapshot.counters, snapshot.metrics, snapshot.gauges, snapshot.labels)
+        sizes.extend(len(section) for section in sections)
+        return []
+
+    await Ostrich(context).rendered(None, measure)
+    assert sizes == [QUEUES + 1] * 4
 
 
 async def test_whoever_asks_for_few_queues_stops_no_others(context: ServerContext) -> None:

@@ -8,46 +8,59 @@ current values. The statistics of a queue are named `q/NAME/stat`.
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
-from kestrelmq.engine.stats import Pairs, queue_texts, read_counters, read_gauges
+from kestrelmq.engine.stats import queue_texts, read_counters, read_gauges
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.version import VERSION
 
 _SLICE: Final = 50
-_MANY: Final = 500
 _MOST_PERIODS: Final = 4
 LONGEST_PERIOD: Final = 86_400
 _KINDS: Final = {stat.name: stat.kind for stat in SERVER_STATS}
+
+
+Value = TypeVar("Value")
+Section = dict[str, dict[str, Value]]
+"""Values by name, by what is before the names: nothing for the server's, `q/NAME/` for a queue's.
+
+One dictionary of all names would be so large that the loop would wait each time it grows.
+"""
 
 
 @dataclass(slots=True)
 class StatisticsSnapshot:
     """Every statistic at one time, or over one window of time."""
 
-    counters: dict[str, int] = field(default_factory=dict)
-    metrics: dict[str, Histogram] = field(default_factory=dict)
-    gauges: dict[str, float] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
+    counters: Section[int] = field(default_factory=dict)
+    metrics: Section[Histogram] = field(default_factory=dict)
+    gauges: Section[float] = field(default_factory=dict)
+    labels: Section[str] = field(default_factory=dict)
 
     async def since(self, earlier: "StatisticsSnapshot") -> "StatisticsSnapshot":
         """Return the counters and metrics counted since `earlier`."""
         between = StatisticsSnapshot()
-        async for counters in slices(self.counters.items(), _MANY):
-            for name, value in counters:
-                before = earlier.counters.get(name, 0)
+        async for some in slices(self.counters.items(), _SLICE):
+            for owner, counters in some:
+                before = earlier.counters.get(owner, {})
                 # The counters of a queue that was deleted and created again start from 0.
-                between.counters[name] = value - before if value >= before else value
-        async for histograms in slices(self.metrics.items(), _SLICE):
-            for name, histogram in histograms:
-                between.metrics[name] = histogram.since(earlier.metrics.get(name))
+                between.counters[owner] = {
+                    name: value - before.get(name, 0) if value >= before.get(name, 0) else value
+                    for name, value in counters.items()
+                }
+        async for parts in slices(self.metrics.items(), _SLICE):
+            for owner, histograms in parts:
+                old = earlier.metrics.get(owner, {})
+                between.metrics[owner] = {
+                    name: histogram.since(old.get(name)) for name, histogram in histograms.items()
+                }
         return between
 
 
@@ -90,7 +103,7 @@ class Ostrich:
             parts = await render(
                 StatisticsSnapshot(found.counters, found.metrics, now.gauges, now.labels)
             )
-        await clear_in_slices(now.gauges)
+        await clear_in_slices(now.gauges, now.labels)
         return parts
 
     async def _over(self, period: int, now: StatisticsSnapshot) -> StatisticsSnapshot:
@@ -100,45 +113,54 @@ class Ostrich:
             kept = StatisticsSnapshot(now.counters, now.metrics)
             self._windows[period] = _Window(begun, kept, kept)
             while len(self._windows) > _MOST_PERIODS:
-                self._windows.popitem(last=False)
+                _, window = self._windows.popitem(last=False)
+                await _drop(window.start, window.finished)
             return now
         self._windows.move_to_end(period)
         if begun >= window.begun + period:
-            start = window.start
+            start, finished = window.start, window.finished
             window.begun, window.start = begun, StatisticsSnapshot(now.counters, now.metrics)
             window.finished = await now.since(start)
+            await _drop(start, finished)
         return window.finished
 
     async def _read(self) -> StatisticsSnapshot:
         context = self._context
         snapshot = StatisticsSnapshot()
+        counters: dict[str, int] = {}
+        gauges: dict[str, float] = {}
+        labels: dict[str, str] = {}
         for name, value in await in_slices(context.server_stats()):
             match _KINDS[name]:
                 case "counter":
-                    snapshot.counters[name] = value
+                    counters[name] = value
                 case "text":
-                    snapshot.labels[name] = value
+                    labels[name] = value
                 case _:
-                    snapshot.gauges[name] = float(value)
-        snapshot.labels["status"] = context.status.status.value
+                    gauges[name] = float(value)
+        labels["status"] = context.status.status.value
+        snapshot.counters[""], snapshot.gauges[""], snapshot.labels[""] = counters, gauges, labels
         _add_metrics(snapshot, "", context.latencies.server)
         async for queues in slices(list(context.collection.queues.items()), _SLICE):
             for name, queue in queues:
-                prefix = f"q/{name}/"
-                snapshot.counters.update(_prefixed(prefix, read_counters(queue)))
-                snapshot.gauges.update(_prefixed(prefix, read_gauges(queue)))
-                snapshot.labels.update(_prefixed(prefix, queue_texts(queue)))
-                _add_metrics(snapshot, prefix, context.latencies.histograms_of(queue))
+                owner = f"q/{name}/"
+                snapshot.counters[owner] = dict(read_counters(queue))
+                snapshot.gauges[owner] = dict(read_gauges(queue))
+                snapshot.labels[owner] = dict(queue_texts(queue))
+                _add_metrics(snapshot, owner, context.latencies.histograms_of(queue))
         return snapshot
 
 
-def _prefixed(prefix: str, pairs: Pairs) -> Pairs:
-    return [(prefix + name, value) for name, value in pairs]
+def _add_metrics(snapshot: StatisticsSnapshot, owner: str, histograms: Histograms) -> None:
+    snapshot.metrics[owner] = {
+        kind.value: histogram.copy() for kind, histogram in histograms.items()
+    }
 
 
-def _add_metrics(snapshot: StatisticsSnapshot, prefix: str, histograms: Histograms) -> None:
-    for kind, histogram in histograms.items():
-        snapshot.metrics[prefix + kind.value] = histogram.copy()
+async def _drop(*snapshots: StatisticsSnapshot) -> None:
+    """Free what is no longer needed of the windows."""
+    for snapshot in snapshots:
+        await clear_in_slices(snapshot.counters, snapshot.metrics)
 
 
 def read_period(text: str | None) -> int | None:
@@ -156,10 +178,11 @@ async def as_json(snapshot: StatisticsSnapshot) -> list[bytes]:
     for title, section in _sections(snapshot):
         parts.append(("," if parts else "{").encode() + json.dumps(title).encode() + b":{")
         comma = b""
-        async for entries in slices(section.items(), _MANY):
-            told = {name: _json_value(value) for name, value in entries}
-            parts.append(comma + json.dumps(told, ensure_ascii=False)[1:-1].encode())
-            comma = b","
+        async for owners in slices(section.items(), _SLICE):
+            told = {name: _json_value(value) for name, value in _named(owners)}
+            if told:
+                parts.append(comma + json.dumps(told, ensure_ascii=False)[1:-1].encode())
+                comma = b","
         parts.append(b"}")
     return [*parts, b"}\n"]
 
@@ -169,13 +192,22 @@ async def as_text(snapshot: StatisticsSnapshot) -> list[bytes]:
     parts: list[bytes] = []
     for title, section in _sections(snapshot):
         parts.append(f"{title}:\n".encode())
-        async for entries in slices(section.items(), _MANY):
-            lines = [f"  {name}: {_line(_json_value(value))}\n" for name, value in entries]
+        async for owners in slices(section.items(), _SLICE):
+            lines = [f"  {name}: {_line(_json_value(value))}\n" for name, value in _named(owners)]
             parts.append("".join(lines).encode())
     return parts
 
 
-def _sections(snapshot: StatisticsSnapshot) -> tuple[tuple[str, Mapping[str, object]], ...]:
+def _named(owners: Iterable[tuple[str, Mapping[str, object]]]) -> Iterator[tuple[str, object]]:
+    """Yield every value with its whole name."""
+    for owner, values in owners:
+        for name, value in values.items():
+            yield owner + name, value
+
+
+def _sections(
+    snapshot: StatisticsSnapshot,
+) -> tuple[tuple[str, Mapping[str, Mapping[str, object]]], ...]:
     return (
         ("counters", snapshot.counters),
         ("metrics", snapshot.metrics),

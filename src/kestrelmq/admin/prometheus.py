@@ -41,7 +41,7 @@ QUEUES: Final = 1000
 OTHER: Final = "~other"
 _SLICE: Final = 200
 _MATCHED: Final = 2000
-"""Names that are compared with patterns at a time."""
+"""Names that are compared with patterns, or looked up, at a time."""
 _SUMMED: Final = 200
 """Queues that are counted or added up at a time."""
 _PREFIX: Final = "kestrelmq_"
@@ -107,7 +107,7 @@ class Exposition:
             own: list[Queue] = yield from self._matching(patterns)
             others: list[Queue] = []
         else:
-            own, others = self._chosen_queues()
+            own, others = yield from self._chosen_queues()
         states = yield from self._states()
         sums = yield from self._sums(others)
         for family in chain(self._families(stats, states), self._queue_families(own, sums)):
@@ -228,7 +228,7 @@ class Exposition:
         self._others[name] = gone, total
         return gone + total
 
-    def _chosen_queues(self) -> tuple[list[Queue], list[Queue]]:
+    def _chosen_queues(self) -> Generator[None, None, tuple[list[Queue], list[Queue]]]:
         """Return the queues with series of their own, and the others."""
         queues = self._context.collection.queues
         self._chosen = {name: None for name in self._chosen if name in queues}
@@ -237,7 +237,10 @@ class Exposition:
                 break
             self._chosen.setdefault(name)
         own = [queues[name] for name in self._chosen]
-        others = [queue for name, queue in queues.items() if name not in self._chosen]
+        others: list[Queue] = []
+        for some in batches(list(queues.items()), _MATCHED):
+            others += [queue for name, queue in some if name not in self._chosen]
+            yield
         return own, others
 
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-_DROPPED: Final = 4000
-"""Entries dropped in a slice, which takes about a millisecond."""
+_DROPPED: Final = 500
+"""Entries dropped in a slice; with what they hold that takes about a millisecond."""
 
 One = TypeVar("One")
 
@@ -26,7 +26,7 @@ async def slices(entries: Iterable[One], size: int) -> AsyncIterator[list[One]]:
 
 
 async def clear_in_slices(*sections: dict[str, Any]) -> None:
-    """Empty dictionaries that are no longer needed: dropping a large one at once takes long."""
+    """Empty large dictionaries that are no longer needed: to drop one at once takes long."""
     for section in sections:
         while section:
             for _ in range(min(len(section), _DROPPED)):
