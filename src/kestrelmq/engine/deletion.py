@@ -18,16 +18,20 @@ So such a queue, which is empty, is gone at once: its files hold nothing, replac
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import SaveDone
-from kestrelmq.engine.worker import Task, Tasks, Worker
+from kestrelmq.engine.worker import Task, Tasks, Worker, let_others_run
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
 
+
+_TOLD_AT_ONCE: Final = 300
+"""How many readers that wait for a deleted queue are told in one turn."""
 
 log = logging.getLogger(__name__)
 
@@ -95,15 +99,15 @@ class Deletions:
         except OSError as error:
             return queue.removal_failed(error)
         if removal is None:
-            self._gone(queue)
+            yield from self._close(queue)
             return None
         self._newest[queue.name] = removal.newest
         if is_empty:
-            self._gone(queue)
+            yield from self._close(queue)
         failure = yield removal.replace
         if failure is None:
             if not queue.is_closed:
-                self._gone(queue)
+                yield from self._close(queue)
             unnamed = UnnamedFiles()
             yield partial(removal.remove, unnamed)  # it logs what it could not remove
             if unnamed:
@@ -111,3 +115,9 @@ class Deletions:
         if self._newest.get(queue.name) == removal.newest:
             del self._newest[queue.name]
         return None if failure is None else queue.removal_failed(failure)
+
+    def _close(self, queue: Queue) -> Task[None]:
+        """Close a deleted queue, and tell the readers that wait, of whom there may be thousands."""
+        self._gone(queue)
+        while queue.tell_closed(_TOLD_AT_ONCE):
+            yield let_others_run

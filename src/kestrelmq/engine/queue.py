@@ -2476,7 +2476,10 @@ class Queue(Committable):
             self._set_needs_checks()
 
     def drop(self) -> None:
-        """Close the queue because it is deleted: forget its items, reads and changes."""
+        """Close the queue because it is deleted: forget its items, reads and changes.
+
+        `tell_closed` tells the waiting readers.
+        """
         self._commits.worker.free(self.backlog.drop_all())
         self.changes.forget()
         for useless in self.reads.drop_all():
@@ -2484,7 +2487,7 @@ class Queue(Committable):
         if self._delayed is not None:
             self._commits.worker.free(self._delayed.forget())
             self._delayed.companion.drop()
-        self.close()
+        self._close()
 
     @property
     def is_closed(self) -> bool:
@@ -2493,14 +2496,25 @@ class Queue(Committable):
 
     def close(self) -> None:
         """Close the queue and tell waiting readers. All changes must have been committed."""
+        if not self._closed:
+            self._close()
+        self.tell_closed(len(self.waiters))
+
+    def tell_closed(self, most: int) -> bool:
+        """Tell the first readers that wait that the queue is closed; return whether more do."""
+        for _ in range(min(most, len(self.waiters))):
+            if not self.waiters:  # those that were told may have cancelled others
+                break
+            waiter, _ = self.waiters.popitem(last=False)
+            waiter.serve(None, 0)
+        return bool(self.waiters)
+
+    def _close(self) -> None:
         if self._closed:
             return
         self._closed = self._needs_checks = self._read_needs_checks = True
         self._commits.deadlines.forget(self)
         self._returning = ()
-        while self.waiters:
-            waiter, _ = self.waiters.popitem(last=False)
-            waiter.serve(None, 0)
         self.backlog.close()
         if self._delayed is not None:
             self._delayed.finish(self)

@@ -1,10 +1,12 @@
 """Queues that are deleted by a worker: what they do until they are gone, and who is told."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -277,3 +279,24 @@ def test_an_expired_queue_whose_files_stay_comes_back_with_nothing_of_its_own(
     spool.add(b"three")
     assert spool.after_restart() == [b"two", b"three"]
     spool.close()
+
+
+def test_very_many_readers_that_wait_are_told_in_several_turns(spool: Spool) -> None:
+    """All of them that the queue is gone, in their order; one that leaves meanwhile is not."""
+    told: list[int] = []
+    queue = spool.queue()
+
+    def waiter_for(number: int) -> Waiter:
+        return Waiter(ReadMode.REMOVE, lambda _item, _xid: told.append(number), print)
+
+    waiters = [waiter_for(number) for number in range(1000)]
+    for waiter in waiters:
+        queue.wait(waiter)
+    spool.delete()
+    lengths = []
+    while spool.deleting.step():
+        lengths.append(len(told))
+        queue.cancel_wait(waiters[-1])
+    assert told == list(range(999))
+    assert max(after - before for before, after in pairwise([0, *lengths])) <= 300
+    assert spool.told == [None]
