@@ -5,7 +5,7 @@ class KestrelError(Exception):
     """The base of every error that kestrelmq raises on purpose."""
 
 
-class ConfigError(KestrelError):
+class ConfigError(KestrelError, ValueError):
     """A configuration that cannot be used.
 
     The message has one line for each problem: file, key, what was found and what is allowed.

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from kestrelmq.config.problems import problem_lines, table_of
 from kestrelmq.config.values import (
     CHOICE,
     PORT,
@@ -56,6 +56,7 @@ from kestrelmq.config.values import (
     ValueKind,
     value_kind_of,
 )
+from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of
 
 RELOADED: Final = frozenset({"default", "queues", "aliases"})
@@ -72,6 +73,23 @@ def default_queue_path(environment: Mapping[str, str], home: Path) -> Path:
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __init__(self, **settings: Any) -> None:
+        """Check the settings.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            name = type(self).__name__
+            lines = problem_lines(error, type(self))
+            raise ConfigError("\n".join(f"{name}: {line}" for line in lines)) from None
+
+    # Pydantic checks a table within a table without this __init__, as it does with its own; so all
+    # problems of a file are found at once.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 class QueueConfig(_Settings):
@@ -375,20 +393,6 @@ def value_kinds(model: type[BaseModel]) -> dict[str, ValueKind]:
     """Return the kind of each setting of a model, tables excluded."""
     found = {name: value_kind_of(field) for name, field in model.model_fields.items()}
     return {name: kind for name, kind in found.items() if kind is not None}
-
-
-def table_of(field: FieldInfo) -> type[BaseModel]:
-    """Return the model of a table, or of each table in a mapping of tables."""
-    return _model_within(field.annotation)
-
-
-def _model_within(annotation: Any) -> type[BaseModel]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in reversed(annotation.__args__):
-        if argument is not type(None) and argument is not str:
-            return _model_within(argument)
-    raise TypeError(annotation)
 
 
 def secret_settings(model: type[BaseModel]) -> dict[str, Any]:

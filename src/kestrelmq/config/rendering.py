@@ -1,16 +1,14 @@
 """Writing settings as TOML that loads as the same settings again."""
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
+from kestrelmq.config.keys import toml_key
 from kestrelmq.config.model import QueueConfig, ServerConfig, effective_settings, value_kinds
 from kestrelmq.config.values import ValueKind
-
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def config_toml(config: ServerConfig) -> str:
@@ -53,13 +51,6 @@ def default_in_toml(model: type[BaseModel], name: str) -> str:
     if field.is_required() or field.default_factory is not None:
         return ""
     return value_in_toml(value_kinds(model)[name], field.default)
-
-
-def toml_key(path: Sequence[str]) -> str:
-    """Return `path` as a TOML key, quoted where TOML asks for it."""
-    return ".".join(
-        key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in path
-    )
 
 
 def _table(path: tuple[str, ...], settings: BaseModel) -> list[str]:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from kestrelmq.config import QueueConfig, ServerConfig, ZooKeeperConfig, config_from_toml
 from kestrelmq.config.model import default_queue_path
+from kestrelmq.errors import ConfigError
 
 
 def test_built_in_queue_settings_are_those_of_the_original() -> None:
@@ -120,6 +121,17 @@ def test_a_queue_is_configured_from_python() -> None:
     assert (config.max_items, config.max_age) == (1000, 60.0)
     assert (config.max_size, config.sync_journal) == (1024**2, 0.0)
     assert QueueConfig(max_age=2.5, max_items=None).max_age == 2.5
+
+
+def test_wrong_settings_from_python_are_a_config_error() -> None:
+    """Python code gets the lines that a file gets, all of them, as an error of this package."""
+    with pytest.raises(ConfigError) as caught:
+        QueueConfig(keep_journal=3, max_itms=3)  # type: ignore[call-arg] # it is refused
+    assert str(caught.value).splitlines() == [
+        "QueueConfig: keep_journal: found 3; allowed: true or false",
+        "QueueConfig: max_itms: unknown setting; did you mean max_items?",
+    ]
+    assert isinstance(caught.value, ValueError)
 
 
 def test_a_configuration_never_changes() -> None:
