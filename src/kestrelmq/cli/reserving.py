@@ -93,7 +93,7 @@ def finish(
     Exit status 1: one of them was not reserved any more, and may be delivered again.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        _report("finished", client.finish(queue, reads or (), tag=tag), reads)
+        _report("finished", client.finish(queue, reads or None, tag=tag), reads)
 
 
 def release(  # noqa: PLR0913 # one parameter a flag
@@ -122,7 +122,7 @@ def release(  # noqa: PLR0913 # one parameter a flag
     with connect(servers, zookeeper, path_prefix) as client:
         count = client.release(
             queue,
-            reads or (),
+            reads or None,
             tag=tag,
             owner=owner,
             delay=duration(delay),
@@ -149,7 +149,7 @@ def extend(
     Exit status 1: one of them was not reserved any more.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        count = client.extend(queue, duration(lease) or 0, reads or (), tag=tag)
+        count = client.extend(queue, duration(lease) or 0, reads or None, tag=tag)
         _report("extended", count, reads)
 
 

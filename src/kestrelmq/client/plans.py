@@ -342,6 +342,14 @@ def read_names(reads: SomeReads) -> list[str]:
     return [one if isinstance(one, str) else one.read for one in some]
 
 
+def _chosen(reads: SomeReads | None, tag: str, owner: str = "") -> commands.Reads | None:
+    """Return which reads are meant; None if they are those of an empty list."""
+    names = [] if reads is None else read_names(reads)
+    if reads is not None and not names and not tag and not owner:
+        return None
+    return commands.Reads(names, tag, owner)
+
+
 # --- the plans ---
 
 
@@ -756,7 +764,7 @@ class Planner:
     def finish(
         self,
         queue: str,
-        reads: SomeReads = (),
+        reads: SomeReads | None = None,
         *,
         tag: str = "",
         server: str | None = None,
@@ -765,21 +773,24 @@ class Planner:
 
         Args:
             queue: their queue.
-            reads: the items, or what their `read` says.
+            reads: the items, or what their `read` says; perhaps none.
             tag: the tag instead.
             server: their server; by default, all are asked.
 
         Returns:
             How many were reserved still; for a tag that is done, how many there were.
         """
-        which = commands.Reads(read_names(reads), tag)
-        command = commands.finish(commands.checked_queue(queue), which)
+        name = commands.checked_queue(queue)
+        which = _chosen(reads, tag)
+        if which is None:
+            return 0
+        command = commands.finish(name, which)
         return (yield from self._count_at(server, command))
 
     def release(
         self,
         queue: str,
-        reads: SomeReads = (),
+        reads: SomeReads | None = None,
         *,
         tag: str = "",
         owner: str = "",
@@ -792,7 +803,7 @@ class Planner:
 
         Args:
             queue: their queue.
-            reads: the items, or what their `read` says.
+            reads: the items, or what their `read` says; perhaps none.
             tag: the tag instead.
             owner: the owner instead.
             delay: seconds until they may be read again; None for the queue's `retry_delay`.
@@ -804,8 +815,10 @@ class Planner:
             How many were reserved still.
         """
         check_delay(delay)
-        which = commands.Reads(read_names(reads), tag, owner)
         name = commands.checked_queue(queue)
+        which = _chosen(reads, tag, owner)
+        if which is None:
+            return 0
         command = commands.release(name, which, delay, counted=counted, dead=dead)
         return (yield from self._count_at(server, command))
 
@@ -813,15 +826,17 @@ class Planner:
         self,
         queue: str,
         seconds: float,
-        reads: SomeReads = (),
+        reads: SomeReads | None = None,
         *,
         tag: str = "",
         server: str | None = None,
     ) -> Plan[int]:
         """Let the leases of items, or of those of a tag, end `seconds` from now; as `finish`."""
-        which = commands.Reads(read_names(reads), tag)
-        name = commands.checked_queue(queue)
-        command = commands.extend(name, which, checked_lease(seconds))
+        name, lease = commands.checked_queue(queue), checked_lease(seconds)
+        which = _chosen(reads, tag)
+        if which is None:
+            return 0
+        command = commands.extend(name, which, lease)
         return (yield from self._count_at(server, command))
 
     def extend_owner(self, owner: str, seconds: float) -> Plan[int]:

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.client.plans import ClientOperations, PlanMethod, Planner
+from kestrelmq.errors import InvalidRequest
 
 SHARED = [name for name, one in vars(ClientOperations).items() if isinstance(one, PlanMethod)]
 HOLDING = ["close", "consume", "discover", "export", "monitor", "reserve"]
@@ -52,3 +53,13 @@ def test_an_operation_that_holds_reads_has_the_same_parameters(name: str) -> Non
     """These are written in each client, as they are context managers and iterators."""
     blocking = inspect.signature(getattr(Client, name))
     assert blocking.parameters == inspect.signature(getattr(AsyncClient, name)).parameters
+
+
+def test_no_reads_are_ended_without_asking_a_server() -> None:
+    """An empty list of reads is what a reserve of several queues may find for one of them."""
+    with Client("host.invalid:1") as client:
+        assert client.finish("work", []) == 0
+        assert client.release("work", ()) == 0
+        assert client.extend("work", 30, []) == 0
+        with pytest.raises(InvalidRequest):
+            client.finish("a/b", [])
