@@ -187,7 +187,7 @@ class Ticker:
 
     def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
         """`period` is in seconds. Nothing runs before `start`."""
-        self._period = period
+        self._period = min(period, threading.TIMEOUT_MAX)
         self._function = function
         self._began = False
         self._stopped = threading.Event()

@@ -64,7 +64,10 @@ class QueueCollection:
 
         Raises:
             ConfigError: a name is not valid, or an alias leads back to itself.
+            ValueError: `sweep_period` is not above 0.
         """
+        if sweep_period is not None and not sweep_period > 0:
+            raise ValueError("sweep_period is a number of seconds above 0, or None")
         self._config = _config(Path(path), default, queues or {}, aliases or {})
         self._clock = clock or SystemClock()
         self._sweep_period = sweep_period
@@ -138,7 +141,7 @@ class QueueCollection:
         """
         problem = queue_name_error(name)
         if problem is None and name in self._config.aliases:
-            problem = f"{name} is an alias; it can only be added to"
+            problem = f"{name} is an alias; it can only be added to, by the collection's `add`"
         if problem is not None:
             raise InvalidQueueName(problem)
         start_upkeep = self._tickers.start_upkeep
@@ -364,12 +367,14 @@ class QueueCollection:
         return result
 
     def _do_upkeep(self) -> None:
-        """Do the upkeep that depends on time."""
-        if not self.is_closed:
-            if self._sweep_period is not None:
-                self.sweep()
-            self._change(lambda queues: queues.check_deadlines())
-            self._change(lambda queues: queues.tick())
+        """Do the upkeep that depends on time; a queue that fails does not keep it from others."""
+        sweep = [] if self._sweep_period is None else [Queues.sweep]
+        for work in (*sweep, Queues.check_deadlines, Queues.tick):
+            self._access.change(partial(self._do_if_open, work))  # queues that fail are logged
+
+    def _do_if_open(self, work: Callable[[Queues], None]) -> None:
+        if self._is_open:
+            work(self._queues)
 
 
 class _CollectionQueue(BlockingQueue):

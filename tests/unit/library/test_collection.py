@@ -1,5 +1,6 @@
 """`QueueCollection`: fanouts, aliases and moving expired items, without a server."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,19 @@ def test_bad_settings(tmp_path: Path, arguments: dict[str, Any], says: str) -> N
         QueueCollection(tmp_path, **arguments)
     assert says in str(caught.value)
     assert "pydantic" not in str(caught.value)
+
+
+def test_endless_sweep_period(tmp_path: Path) -> None:
+    """It is longer than a thread can sleep, and is as good as never."""
+    with QueueCollection(tmp_path, sweep_period=math.inf) as queues:
+        assert queues.add("a", b"x")
+
+
+@pytest.mark.parametrize("period", [0, -1, math.nan])
+def test_bad_sweep_period(tmp_path: Path, period: float) -> None:
+    """The thread that sweeps would never sleep."""
+    with pytest.raises(ValueError, match="above 0"):
+        QueueCollection(tmp_path, sweep_period=period)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../../etc/passwd", "a~b", "+", "a\x00b"])

@@ -1,6 +1,8 @@
 """The library rewrites journals beside its users, and leaves no thread behind."""
 
 import asyncio
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +58,18 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     left = [one.name for one in set(threading.enumerate()) - before]
     assert [name for name in left if not name.startswith("asyncio")] == []
+
+
+def failing_write(path: Path) -> Callable[[int, bytes], int]:
+    """Return an `os.write` for which the disk is full when it writes to this file."""
+    write, full = os.write, path.stat().st_ino
+
+    def failing(descriptor: int, data: bytes) -> int:
+        if os.fstat(descriptor).st_ino == full:
+            raise OSError(errno.ENOSPC, "full")
+        return write(descriptor, data)
+
+    return failing
 
 
 def churn(queue: BlockingQueue, enough: Callable[[], bool]) -> None:
@@ -154,6 +168,39 @@ def test_a_collection_rewrites_in_a_thread(tmp_path: Path, gated: Gated) -> None
         size = queues.queue("work").journal_size
         gated.go_on.set()
         until(lambda: queues.queue("work").journal_size < size)
+
+
+def test_a_queue_that_fails_keeps_no_other_from_its_upkeep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its expired items cannot be dropped, and the delayed item of another queue is put in."""
+    clock = FakeClock()
+    with QueueCollection(tmp_path, sweep_period=LONG, clock=clock) as queues:
+        queues.add("broken", b"x", expiry=1)
+        queues.add("other", b"y", delay=1)
+        clock.advance(2)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", failing_write(tmp_path / "broken"))
+            queues._do_upkeep()
+        broken, other = (queues._queues.queues[name] for name in ("broken", "other"))
+        assert (len(broken), len(other)) == (1, 1)
+
+
+def test_upkeep_that_a_close_overtakes_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the upkeep waits for the lock while the queues are closed."""
+    with QueueCollection(tmp_path, sweep_period=LONG) as queues:
+        change = queues._access.change
+
+        def change_after_close(operation: Callable[[], None]) -> object:
+            monkeypatch.undo()
+            queues.close()
+            return change(operation)
+
+        monkeypatch.setattr(queues._access, "change", change_after_close)
+        queues._do_upkeep()
+        assert queues.is_closed
 
 
 async def test_a_rewrite_stalls_no_task(tmp_path: Path, gated: Gated) -> None:
