@@ -4,6 +4,7 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 """
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -123,6 +124,23 @@ def _application(names: Sequence[str]) -> "typer.Typer":
         command = getattr(importlib.import_module(module), attribute)
         if isinstance(command, typer.Typer):
             application.add_typer(command, name=name)
+            _fill_lines(command)
         else:
             application.command(name)(command)
+    _fill_lines(application)
     return application
+
+
+def _fill_lines(application: "typer.Typer") -> None:
+    """Let the help of each command fill the lines of the terminal, whatever those of its docstring.
+
+    A paragraph that begins with a backspace, as examples do, keeps its lines.
+    """
+    for command in application.registered_commands:
+        text = inspect.cleandoc(getattr(command.callback, "__doc__", None) or "")
+        command.help = "\n\n".join(
+            paragraph.removeprefix("\b\n")
+            if paragraph.startswith("\b")
+            else paragraph.replace("\n", " ")
+            for paragraph in text.split("\n\n")
+        )

@@ -26,7 +26,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     config: Annotated[
         Path | None, typer.Option(help="Configuration file (TOML).", show_default=False)
     ] = None,
-    queue_path: Annotated[Path | None, _flag("queue_path")] = None,
+    queue_path: Annotated[str | None, _flag("queue_path")] = None,
     listen: Annotated[str | None, _flag("listen_address")] = None,
     memcache_port: Annotated[str | None, _flag("memcache_listen_port")] = None,
     text_port: Annotated[str | None, _flag("text_listen_port")] = None,
@@ -56,17 +56,17 @@ def serve(  # noqa: PLR0913 # one parameter a flag
 
     Flags override the configuration file. Port 0 means any free port, `none` turns a listener off.
     When every listener is bound, one line for each is printed to standard output, then `ready`.
-    Queues whose journals take longer than two seconds to load become available later; the others
-    are served at once. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the
-    configuration.
+    After a second the queues that are loaded are served, while the others are still being loaded;
+    with `--wait` all are loaded first. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads
+    the configuration.
 
-    With `--processes N`, server number I, counted from 0, keeps its queues in QUEUE_PATH/process-I,
-    its ports are those of the configuration plus 10 x I, and its Unix sockets, above server 0, have
-    .I behind their names. The servers never talk to each other: clients spread the load. A server
-    that crashes is started again.
+    With `--processes N`, server I, from 0 on, keeps its queues in QUEUE_PATH/process-I. Its ports
+    are those of the configuration plus 10 x I. Its Unix sockets have .I behind their names, except
+    those of server 0. The servers never talk to each other: clients spread the load. A server that
+    crashes is started again.
     """
     given: dict[str, object] = {
-        "queue_path": queue_path,
+        "queue_path": Path(queue_path) if queue_path else queue_path,
         "listen_address": listen,
         "memcache_listen_port": memcache_port,
         "text_listen_port": text_port,

@@ -193,3 +193,27 @@ def test_a_wrong_flag_of_serve_is_wrong_usage(
     wrong.write_text(f"{setting} = {json.dumps(flags[1])}\n")
     assert run("serve", "--queue-path", str(queues), "--config", str(wrong)) == 1
     assert not queues.exists()
+
+
+def test_an_empty_queue_path_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a variable that was not set, and does not stand for the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr("kestrelmq.cli.serve.Server")  # nothing may start
+    assert run("serve", "--queue-path", "") == 2
+    assert 'queue_path: found ""' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_help_fills_the_lines_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], time: str
+) -> None:
+    """A paragraph is broken where the terminal ends; examples keep their lines, every time."""
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("get", "--help") == 0, time
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "kestrelmq get work" in lines
+    assert "kestrelmq get work --count 0 | wc -l" in lines
+    [filled] = [line for line in lines if line.startswith("Each item is read")]
+    assert filled.endswith("the queue is not created.")
