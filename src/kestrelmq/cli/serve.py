@@ -1,5 +1,6 @@
 """`kestrelmq serve`: the server in the foreground."""
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +87,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
         flags = [word for name, value in files.items() if value for word in (name, str(value))]
         supervise(effective, processes, flags + ["--wait"] * wait, _announce)
+        _ignore_signals()
         return
     check_layout(effective.queue_path, None)
     if supervised is not None:
@@ -100,6 +102,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         wait=wait,
     )
     server.run()
+    _ignore_signals()
 
 
 def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfig:
@@ -112,6 +115,15 @@ def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfi
         return apply_overrides(base, overrides)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _ignore_signals() -> None:
+    """Ignore what would end the process from now on: it has stopped cleanly, and exits with 0.
+
+    To free the memory of many items may take a while, in which users try again.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _announce(line: str) -> None:

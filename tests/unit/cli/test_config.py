@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -217,3 +218,19 @@ def test_help_fills_the_lines_of_the_terminal(
     assert "kestrelmq get work --count 0 | wc -l" in lines
     [filled] = [line for line in lines if line.startswith("Each item is read")]
     assert filled.endswith("the queue is not created.")
+
+
+def test_a_second_signal_does_not_spoil_a_clean_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has stopped serving and is about to exit with 0."""
+    stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in stops]
+    monkeypatch.setattr("kestrelmq.cli.serve.Server.run", lambda _: None)
+    monkeypatch.setattr("kestrelmq.cli.serve.set_up_logging", lambda _: None)
+    try:
+        assert run("serve", "--queue-path", str(tmp_path)) == 0
+        assert [signal.getsignal(number) for number in stops] == [signal.SIG_IGN] * 3
+    finally:
+        for number, handler in zip(stops, before, strict=True):
+            signal.signal(number, handler)
