@@ -210,10 +210,17 @@ def test_packing_needs_the_whole_queue_path(spark: SparkSession, some: str, tmp_
 
 
 def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Path) -> None:
-    """Removed, confirmed after two aborts, expired, open and live; across files."""
+    """Removed, confirmed after two aborts, expired, open and live; across files.
+
+    An item counts as confirmed if it expired after it was read, and as expired if it did before:
+    then it was set aside on its way to another queue.
+    """
     old: list[Record] = [
-        *adds([b"removed", b"aborted", b"open", b"stale"]),
+        *adds([b"removed"]),
+        AddX(NOW + 1, NOW + 50, b"aborted"),
+        *adds([b"open", b"stale"], at=NOW + 2),
         AddX(NOW + 10, NOW + 20, b"expires"),
+        AddX(NOW + 10, NOW + 20, b"set aside"),
         Remove(),
         RemoveTentative(),
         Unremove(1),
@@ -222,11 +229,13 @@ def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Pat
     new: list[Record] = [
         Unremove(2),
         RemoveTentative(),
-        ConfirmRemove(3),
         RemoveTentative(),
         AddX(NOW + 100, 0, b"later"),
+        ConfirmRemove(3),
         Remove(),
         Remove(),
+        RemoveTentative(),
+        ConfirmRemove(5),
         AddX(NOW + 200, 0, b"last"),
     ]
     write(tmp_path / "q.1", old)
@@ -240,6 +249,7 @@ def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Pat
         (b"open", "open", 0),
         (b"stale", "removed", 0),
         (b"expires", "expired", 0),
+        (b"set aside", "expired", 0),
         (b"later", "live", 0),
         (b"last", "live", 0),
     ]

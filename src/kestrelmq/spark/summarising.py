@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class Fate(IntEnum):
     REMOVED = 1
     CONFIRMED = 2
     GIVEN_BACK = 3
+    OPENED = 4
 
 
 Trace = Callable[[Fate, int, int], None]
@@ -98,6 +100,21 @@ class _OpenReads:
         return reference_of(xid) if known else None
 
 
+class _TracedReads(_OpenReads):
+    """The open reads of a segment; `opened` is called with each reference that is opened."""
+
+    __slots__ = ("_opened",)
+
+    def __init__(self, at_start: frozenset[int] | None, opened: Callable[[int], None]) -> None:
+        super().__init__(at_start)
+        self._opened = opened
+
+    def __setitem__(self, xid: int, reference: int) -> None:
+        """Open a read."""
+        super().__setitem__(xid, reference)
+        self._opened(reference)
+
+
 class Summariser:
     """Reduces the events of a segment to its `SegmentSummary`.
 
@@ -113,7 +130,8 @@ class Summariser:
         Args:
             start: the exact start; None makes assumptions about it.
             last_xid: the last-used xid to assume without `start`, if it matters.
-            trace: called for each item that is removed, confirmed or given back; needs `start`.
+            trace: called for each item that is removed, opened, confirmed or given back; needs
+                `start`.
         """
         self._length = start.length if start else None
         self._known = start is not None
@@ -124,7 +142,12 @@ class Summariser:
         self._relative = False
         self._absolute = False
         self._counted = False
-        self.open = _OpenReads(start.open if start else None)
+        at_start = start.open if start else None
+        self.open = (
+            _TracedReads(at_start, partial(self._tell, Fate.OPENED))
+            if trace
+            else _OpenReads(at_start)
+        )
         self._head: deque[int] = deque()
         self._unnamed = RunSet()
         self._adds = 0

@@ -120,6 +120,7 @@ def test_bounds_are_the_nearest_add_times(tmp_path: Path) -> None:
         assert happened == [
             (0, Fate.REMOVED, None, NOW),
             (1, Fate.REMOVED, NOW, NOW + 10),
+            (2, Fate.OPENED, NOW, NOW + 10),
             (2, Fate.CONFIRMED, NOW + 20, NOW + 20),
             (3, Fate.REMOVED, NOW + 20, None),
         ]

@@ -207,7 +207,7 @@ def test_long_journals_of_one_writer_need_few_second_looks(seed: int) -> None:
 
 
 def test_a_trace_tells_what_became_of_items() -> None:
-    """Removes, confirms and items that are given back are told, by reference and event."""
+    """Removes, opened reads, confirms and items given back are told, by reference and event."""
     records = journal(["add", Remove(), RemoveTentative(), Unremove(1), RemoveTentative()])
     records += journal([ConfirmRemove(2), ConfirmRemove(7)])
     segment = b"".join(records)
@@ -220,7 +220,9 @@ def test_a_trace_tells_what_became_of_items() -> None:
 
     assert told == [
         (Fate.REMOVED, 0, 0),
+        (Fate.OPENED, 1, 1),
         (Fate.GIVEN_BACK, 1, 2),
+        (Fate.OPENED, 1, 3),
         (Fate.CONFIRMED, 1, 4),
         (Fate.CONFIRMED, reference_of(7), 5),
     ]

@@ -2,7 +2,7 @@
 
     removed     taken by a get without a transaction, dropped or flushed
     confirmed   taken by a read that was confirmed
-    expired     gone, and its expiry had passed when it went
+    expired     gone, and its expiry had passed when it left the queue
     open        held by an open read at the end of the journal
     live        in the queue
     delayed     waits until it is due
@@ -13,8 +13,10 @@ item counts once: as delayed until its queue has it, then in the queue.
 
 `aborts` counts how often a read of the item was given back. A remove has no time in the journal:
 `gone_after` and `gone_before` (ms) are the add times of the nearest adds with a time before and
-after it, in whichever files; null if there is none. An item counts as expired if even `gone_after`
-is past its expiry. How a journal is divided into files makes no difference.
+after it, in whichever files; null if there is none. An item counts as expired if even the time
+before it left the queue is past its expiry: before the remove, or before the read that was
+confirmed was opened, because a server hands out no expired item. How a journal is divided into
+files makes no difference.
 
 Packing drops history: items that were gone before a journal was packed are not in it any more.
 """
@@ -133,19 +135,23 @@ def _adds(end: ReplayState | None) -> int:
 
 
 def _fate() -> Column:
-    expired = (f.col("expiry") != 0) & (f.col("gone_after") >= f.col("expiry"))
+    was_read = f.col("gone") == int(Fate.CONFIRMED)
+    left_after = f.when(was_read, f.col("opened_after")).otherwise(f.col("gone_after"))
+    expired = (f.col("expiry") != 0) & (left_after >= f.col("expiry"))
     return (
         f.when(f.col("gone").isNull(), f.when(f.col("is_open"), "open").otherwise("live"))
         .when(expired, "expired")
-        .when(f.col("gone") == fates.TERMINAL[1], "confirmed")
+        .when(was_read, "confirmed")
         .otherwise("removed")
     )
 
 
 def _by_item(item_events: DataFrame) -> DataFrame:
-    is_gone = f.col("fate").isin(*fates.TERMINAL)
+    fate = f.col("fate")
+    is_gone = fate.isin(*fates.TERMINAL)
     return item_events.groupBy(*_KEY).agg(
-        f.sum(f.when(is_gone, 0).otherwise(1)).alias("aborts"),
+        f.count_if(fate == int(Fate.GIVEN_BACK)).alias("aborts"),
+        f.max(f.when(fate == int(Fate.OPENED), f.col("not_before"))).alias("opened_after"),
         f.max(f.when(is_gone, f.col("fate"))).alias("gone"),
         f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
         f.max(f.when(is_gone, f.col("not_after"))).alias("gone_before"),
