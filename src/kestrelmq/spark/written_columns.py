@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    NullType,
     ShortType,
     StringType,
     StructType,
@@ -58,7 +59,7 @@ def _to_binary(column: pa.Array, _zone: str) -> pa.Array:
 
 def _to_whole(column: pa.Array, _zone: str = "") -> pa.Array:
     """Cast to whole numbers as Spark does: fractions are truncated."""
-    if pa.types.is_integer(column.type):
+    if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         return column.cast(pa.int64())
     return pc.cast(pc.trunc(column), pa.int64(), safe=True)
 
@@ -76,7 +77,7 @@ def _to_milliseconds(column: pa.Array, zone: str) -> pa.Array:
 
 
 COLUMN_RULES: Final[Mapping[str, ColumnRule]] = {
-    "queue": ColumnRule((*_TEXT, *_WHOLE, BooleanType), _to_text),
+    "queue": ColumnRule((*_TEXT, *_WHOLE, DecimalType, BooleanType, DateType), _to_text),
     "data": ColumnRule((BinaryType, *_TEXT), _to_binary),
     "add_time": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
     "expiry": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
@@ -103,7 +104,8 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
         if name in seen:
             raise ConfigError(f"{purpose}: column {field.name!r} occurs twice")
         seen.add(name)
-        if not isinstance(field.dataType, COLUMN_RULES[name].types):
+        # Spark has the type void for a column that is null in every row.
+        if not isinstance(field.dataType, (*COLUMN_RULES[name].types, NullType)):
             names = ", ".join(kind.typeName() for kind in COLUMN_RULES[name].types)
             raise ConfigError(
                 f"{purpose}: column {field.name!r} cannot be "
@@ -121,13 +123,18 @@ def cast(batch: pa.RecordBatch, zone: str = "UTC") -> pa.RecordBatch:
         zone: the time zone of dates, and of times without one.
 
     Raises:
-        ValueError: a number is NaN or too large.
+        ValueError: a number is NaN or too large; the error names the column.
     """
     names = [name.lower() for name in batch.schema.names]
-    columns = [
-        COLUMN_RULES[name].cast(batch.column(place), zone) for place, name in enumerate(names)
-    ]
+    columns = [_cast(name, batch.column(place), zone) for place, name in enumerate(names)]
     return pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _cast(name: str, column: pa.Array, zone: str) -> pa.Array:
+    try:
+        return COLUMN_RULES[name].cast(column, zone)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"column {name!r}: {error}") from None
 
 
 def session_zone() -> str:

@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     DecimalType,
     DoubleType,
     LongType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -40,6 +41,12 @@ def schema_of(**columns: DataType) -> StructType:
     [
         ("queue", pa.array([7, None], pa.int8()), ["7", None]),
         ("queue", pa.array([True]), ["true"]),
+        ("queue", pa.array([Decimal(12345678901234567890)]), ["12345678901234567890"]),
+        ("queue", pa.array([date(2024, 5, 1)]), ["2024-05-01"]),
+        ("queue", pa.nulls(1), [None]),
+        ("data", pa.nulls(1), [None]),
+        ("expiry", pa.nulls(2), [None, None]),
+        ("sequence", pa.nulls(1), [None]),
         ("queue", pa.array(["a"], pa.large_string()), ["a"]),
         ("data", pa.array(["ä"]), ["ä".encode()]),
         ("data", pa.array([b"\xff"], pa.large_binary()), [b"\xff"]),
@@ -69,9 +76,9 @@ def test_values_are_cast(name: str, given: pa.Array, expected: list[object]) -> 
 
 
 def test_a_number_that_is_none_is_an_error() -> None:
-    """Spark would refuse it as well."""
+    """Spark would refuse it as well. The error names the column."""
     for value in (float("nan"), 1e30):
-        with pytest.raises(ValueError, match="converting to int64"):
+        with pytest.raises(ValueError, match=r"column 'sequence': .*converting to int64"):
             cast(pa.RecordBatch.from_pydict({"sequence": [value]}))
 
 
@@ -79,9 +86,10 @@ def test_columns_are_checked_before_anything_is_written() -> None:
     """Any case, every type that can be cast; nothing twice."""
     allowed = tuple(COLUMN_RULES)
     times = (LongType(), DoubleType(), DecimalType(20, 3), TimestampType(), TimestampNTZType())
-    for time in (*times, DateType(), ByteType()):
+    for time in (*times, DateType(), ByteType(), NullType()):
         check("writing", schema_of(DATA=BinaryType(), Expiry=time, add_TIME=time), allowed)
-    for queue in (StringType(), CharType(3), ByteType(), BooleanType()):
+    texts = (StringType(), CharType(3), BooleanType(), DateType())
+    for queue in (*texts, ByteType(), DecimalType(38, 0), NullType()):
         check("writing", schema_of(data=StringType(), Queue=queue), allowed)
 
     for schema, message in (
