@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.dividing import divided
 from kestrelmq.spark.journal_options import (
     JournalReadOptions,
     journal_path,
@@ -41,6 +42,8 @@ from kestrelmq.spark.spool import SpoolFile, list_files
 from kestrelmq.spark.tables import SPOOL_COLUMN, TableSource, with_spool
 
 JOURNAL_FORMAT: Final = "kestrel.journal"
+ENOUGH_TASKS: Final = 4
+"""With so many tasks, large files are not divided: to plan that, each is looked through."""
 _PUSHED: Final = frozenset({"queue", "file", "operation"})
 
 
@@ -97,7 +100,11 @@ class JournalSourceReader(DataSourceReader):
             for file in list_files(self._options.path)
             if self._allows("queue", file.queue) and self._allows("file", file.name)
         ]
-        shared = divide_by_cost(files, lambda file: file.cost, self._options.partition_bytes)
+        room = self._options.partition_bytes
+        shared = divide_by_cost(files, lambda file: file.cost, room)
+        if len(shared) < ENOUGH_TASKS:
+            parts = (part for file in files for part in divided(file, room))
+            shared = divide_by_cost(parts, lambda part: part.cost, room)
         return [JournalPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
