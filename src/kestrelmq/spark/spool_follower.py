@@ -19,6 +19,7 @@ import numpy as np
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.journal.records import YEAR_2000
 from kestrelmq.spark import columns
 from kestrelmq.spark.journal_positions import (
     BEGINNING,
@@ -423,8 +424,8 @@ def _position_at(files: Sequence[FollowedFile], since: int | None) -> Position:
         file, timestamp = found.file, found.timestamp
         if found.replaced:
             continue
-        # What is in a rotated file is older than its timestamp.
-        is_early = since is None or (timestamp is not None and timestamp < since)
+        # What is in a rotated file is older than its timestamp, unless that is no time.
+        is_early = since is None or (timestamp is not None and YEAR_2000 <= timestamp < since)
         end = None if since is None or is_early else _first_since(found, since)
         if end is None and not file.last:
             position = Position(timestamp)

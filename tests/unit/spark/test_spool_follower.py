@@ -148,6 +148,13 @@ def test_from_a_time_on(tmp_path: Path, since: int, expected: str) -> None:
     assert b"".join(Stream(tmp_path, starting=since).batch()).decode() == expected
 
 
+def test_from_a_time_on_in_files_that_are_only_numbered(tmp_path: Path) -> None:
+    """A number that can be no time does not say that a file is old."""
+    write(tmp_path / "q.1", adds([b"1", b"2"]))
+    write(tmp_path / "q.2", adds([b"3"], at=NOW + 10))
+    assert Stream(tmp_path, starting=NOW + 1).batch() == [b"2", b"3"]
+
+
 def test_a_file_means_its_queue(tmp_path: Path) -> None:
     """Also while it has another name, or none; and a glob means the queues of the files."""
     spool = tmp_path / "spool"
