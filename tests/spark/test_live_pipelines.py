@@ -124,6 +124,7 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
         ([], None, "no queue"),
         (["a", "a"], None, "twice"),
         (["a+b"], "c", "fanout child already"),
+        (["a/b"], None, "archive: 'a/b' is not allowed: it must be a queue's name: "),
     ):
         with pytest.raises(ConfigError, match=message):
             archive(spark, ArchiveOptions(cluster, queues, str(tmp_path / "t"), child))

@@ -49,7 +49,7 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.errors import ConfigError, ServerUnavailable
+from kestrelmq.errors import ConfigError
 from kestrelmq.spark import columns
 from kestrelmq.spark.batch_plan import (
     BatchPlan,
@@ -391,7 +391,7 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         counts = probe.counts()
         reserving = probe.reserving(counts)
         if not reserving:
-            raise ServerUnavailable("no server can be asked what is in the queue")
+            raise probe.unavailable()
         waiting = [
             WaitingQueue(server, name, items)
             for server in reserving

@@ -30,7 +30,7 @@ from kestrelmq.client.statistics import (
     stats_of_queue,
 )
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.errors import ClientError, ServerRefused
+from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.batch_plan import MAX_QUEUES, WaitingQueue
 from kestrelmq.spark.queue_choice import QueueChoice
 from kestrelmq.spark.refusals import QueueCannotBeRead, ask_when_loaded, is_refusal
@@ -42,6 +42,8 @@ T = TypeVar("T")
 _MAX_THREADS: Final = 64
 _POLL: Final = 0.25
 """Seconds between two looks for queues of a pattern."""
+_MOST_REASONS: Final = 3
+"""Servers that an error names if none can be asked."""
 _MOST_SHOWN: Final = 100
 """Queues of a server that the backlog shows one by one."""
 _IDLE_SHARE: Final = 10
@@ -100,6 +102,7 @@ class ServerProbe:
         self._servers = ServerSet(membership.reads, time.monotonic, self._random)
         self._connections: dict[Address, Connection] = {}
         self._refusing: set[Address] = set()
+        self._failures: dict[Address, str] = {}
         self._refused: set[tuple[Address, str]] = set()
         self._lists_all: set[Address] = set()
         self._tells_no_ages: set[Address] = set()
@@ -168,6 +171,15 @@ class ServerProbe:
                     )
             found[str(server)] = {one.name: one.items for one in listed.stats}
         return found
+
+    def unavailable(self) -> ServerUnavailable:
+        """Return the error to raise when no server can be asked; it says why."""
+        reasons = sorted(self._failures.values())
+        shown = "; ".join(reasons[:_MOST_REASONS])
+        more = f"; and {len(reasons) - _MOST_REASONS} more" if reasons[_MOST_REASONS:] else ""
+        return ServerUnavailable(
+            f"no server can be asked what is in the queue: {shown or 'none is known'}{more}"
+        )
 
     def backlog(self) -> dict[str, dict[str, Any]]:
         """Return how much waits on each server that can be asked.
@@ -536,11 +548,13 @@ class ServerProbe:
             self._refusing.add(server)
         elif isinstance(error, ServerRefused):
             raise error
+        self._failures[server] = str(error)
         if self._servers.failed(server):
             _log.warning("%s is set aside: %s", server, error)
 
     def _answered(self, server: Address) -> None:
         self._refusing.discard(server)
+        self._failures.pop(server, None)
         self._servers.succeeded(server)
 
     def _wait_for_one(

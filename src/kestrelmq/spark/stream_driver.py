@@ -40,6 +40,9 @@ class QueueServers(Protocol):
         Raise QueueCannotBeRead if a queue that has any is paused.
         """
 
+    def unavailable(self) -> ServerUnavailable:
+        """Return the error to raise when no server can be asked; it says why."""
+
     def backlog(self) -> dict[str, dict[str, Any]]:
         """Return how much waits on each server that can be asked."""
 
@@ -228,7 +231,7 @@ class StreamDriver:
         self._servers.check_readable(self._patience)
         counts = self._servers.counts()
         if not counts:
-            raise ServerUnavailable("no server can be asked what is in the queue")
+            raise self._servers.unavailable()
         self._remaining = _by_queue(counts)
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:

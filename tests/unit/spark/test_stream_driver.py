@@ -44,6 +44,10 @@ class Cluster:
             raise QueueCannotBeRead(f"{self.paused} is paused")
         return {server: {"q": items} for server, items in self.items.items()}
 
+    def unavailable(self) -> ServerUnavailable:
+        """Say that there is none."""
+        return ServerUnavailable("none is known")
+
     def backlog(self) -> dict[str, dict[str, Any]]:
         """The items."""
         return {server: {"items": items} for server, items in self.items.items()}
@@ -187,7 +191,7 @@ def test_available_now_needs_a_server(tmp_path: Path) -> None:
     """Nothing that can be asked is not the same as nothing there."""
     driver = driver_of(tmp_path, Cluster({}))
 
-    with pytest.raises(ServerUnavailable):
+    with pytest.raises(ServerUnavailable, match="none is known"):
         driver.limit_to_present_items()
     driver.close()
 

@@ -131,7 +131,8 @@ def _choice(words: Sequence[str]) -> QueueChoice:
     try:
         return QueueChoice.of(words)
     except ValueError as error:
-        raise ConfigError(f"archive: {', '.join(words)!r} is not allowed: {error}") from None
+        shown = ", ".join(words)
+        raise ConfigError(f"archive: {shown!r} is not allowed: it must be {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
