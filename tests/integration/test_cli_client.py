@@ -572,6 +572,9 @@ def test_output_that_cannot_be_written_is_an_error(
         (["put", "work", "--lines"], "<&-", b"standard input is closed"),
         (["import"], "<&-", b"standard input is closed"),
         (["get", "work"], ">&-", b"standard output is closed"),
+        (["browse", "work"], ">&-", b"standard output is closed"),
+        (["export", "work"], ">&-", b"standard output is closed"),
+        (["reserve", "work", "--lease", "1h"], ">&-", b"standard output is closed"),
     ],
 )
 def test_closed_streams_are_said(

@@ -6,7 +6,6 @@ is confirmed only after it has been written.
 
 import itertools
 import os
-import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from io import BufferedReader
@@ -23,7 +22,7 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
-from kestrelmq.cli.terminal import counting, item_for_output, standard_input
+from kestrelmq.cli.terminal import counting, item_for_output, standard_input, standard_output
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
 
@@ -260,13 +259,12 @@ def _delimiter(flag: str | None, *, several: bool) -> bytes:
 
 
 def _write(item: bytes, after: bytes) -> None:
-    if sys.stdout is None:
-        raise KestrelError("standard output is closed")
+    output = standard_output().fileno()
     # Unbuffered, so that nothing that was reported as unwritten is written at exit.
     rest = memoryview(item_for_output(item) + after)
     try:
         while rest:
-            rest = rest[os.write(sys.stdout.fileno(), rest) :]
+            rest = rest[os.write(output, rest) :]
     except OSError as error:
         raise KestrelError(f"standard output: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kestrelmq.cli.terminal import item_for_output, os_error_reason, standard_input
+from kestrelmq.cli.terminal import item_for_output, os_error_reason, standard_input, standard_output
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -103,14 +103,14 @@ def _dump_records(selected: SelectedQueue, *, data: bool, raw: bool, as_json: bo
         added = dumping.added_data(entry.record)
         if raw:
             if added is not None and entry.is_replayed:
-                sys.stdout.buffer.write(added)
+                standard_output().buffer.write(added)
         elif as_json:
             print(dumping.as_json(selected.queue, entry))
         else:
             print(f"{entry.file} {entry.position:08x}  {dumping.describe(entry)}")
             if data and added is not None:
                 print("    " + item_for_output(added).decode(errors="backslashreplace"))
-    sys.stdout.flush()
+    standard_output().flush()
 
 
 def _print_summary(report: VerifyReport) -> None:
@@ -229,7 +229,7 @@ def export(
             with output.open("w", encoding="utf-8") as file:
                 file.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
         else:
-            sys.stdout.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
+            standard_output().writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
 
 
 @app.command("import")

@@ -1,7 +1,6 @@
 """`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from kestrelmq.cli.servers import (
     check_exists,
     connect,
 )
-from kestrelmq.cli.terminal import counting, printable, standard_input
+from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.client import BrowsedItem, Client, Moved
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import ExportRow, to_json
@@ -68,7 +67,7 @@ def browse(  # noqa: PLR0913 # one parameter a flag
             else:
                 shown = printable(item.data[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
                 print(f"{item.place}\t{len(item.data)}\t{shown}")
-    sys.stdout.flush()
+    standard_output().flush()
 
 
 def _json_line(queue: str, item: BrowsedItem) -> str:
@@ -194,12 +193,12 @@ def export(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        with counting("exported", also=sys.stdout is None or not sys.stdout.isatty()) as show:
+        with counting("exported", also=not standard_output().isatty()) as show:
             for number, line in enumerate(client.export(queue), 1):
                 print(line)
                 if number % _COUNTED_EVERY == 0:
                     show(number)
-    sys.stdout.flush()
+    standard_output().flush()
 
 
 def import_items(

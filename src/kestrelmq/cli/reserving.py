@@ -1,7 +1,6 @@
 """`kestrelmq reserve`, `finish`, `release`, `extend`, `retire`: reserved reads, for scripts."""
 
 import json
-import sys
 from typing import Annotated, Final
 
 import typer
@@ -14,6 +13,7 @@ from kestrelmq.cli.servers import (
     connect,
     duration,
 )
+from kestrelmq.cli.terminal import standard_output
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import data_fields
 
@@ -59,6 +59,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     goes back soon after this command has ended, unless the owner has other connections. Exit status
     1 with no output: there was no item. Exit status 3: the items of the tag were finished before.
     """  # noqa: D301 # \b is for the help
+    standard_output()  # if it is closed, nothing is reserved
     with connect(servers, zookeeper, path_prefix) as client:
         found = client.reserve_many(
             queues,
@@ -74,7 +75,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
             fields |= {"read": one.read, "deliveries": one.deliveries}
             fields |= data_fields(one.data) | {"add_time": one.add_time, "expiry": one.expiry}
             print(json.dumps(fields, ensure_ascii=False))
-        sys.stdout.flush()
+        standard_output().flush()
     if not found:
         raise typer.Exit(_DONE if found is None else 1)
 
@@ -194,5 +195,5 @@ def _report(what: str, count: int, reads: list[str] | None) -> None:
     print(f"{count} {what}")
     missing = len(set(reads or ())) - count
     if missing > 0:
-        sys.stdout.flush()
+        print(end="", flush=True)
         raise KestrelError(f"{missing} of {len(set(reads or ()))} were not reserved any more")

@@ -143,7 +143,7 @@ def asking_each(
         raise join_errors(errors)
     yield answers
     if errors:
-        sys.stdout.flush()
+        print(end="", flush=True)
         raise join_errors(errors)
 
 
@@ -163,7 +163,7 @@ def ask_to_confirm(question: str, *, yes: bool) -> None:
     Raises:
         typer.Abort: the user did not confirm.
     """
-    if not yes and sys.stdin.isatty():
+    if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
 
 

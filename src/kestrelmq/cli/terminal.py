@@ -1,4 +1,4 @@
-"""The terminal, or what stands in its place: what may be printed, and standard input.
+"""The terminal, or what stands in its place: what may be printed, and the standard streams.
 
 Text from servers and files is escaped, so that it cannot control the user's terminal.
 """
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import cast
+from typing import TextIO, cast
 
 from kestrelmq.errors import KestrelError
 
@@ -24,7 +24,7 @@ def item_for_output(item: bytes) -> bytes:
 
     For a terminal, everything but printable text, line ends and tabs is escaped.
     """
-    if not sys.stdout.isatty():
+    if not standard_output().isatty():
         return item
     text = item.decode(errors="backslashreplace")
     return "".join(one if one in "\n\t" else _escaped(one) for one in text).encode()
@@ -68,6 +68,13 @@ def standard_input() -> BufferedReader:
     if sys.stdin is None:
         raise KestrelError("standard input is closed")
     return cast(BufferedReader, sys.stdin.buffer)
+
+
+def standard_output() -> TextIO:
+    """Return standard output. Raises KestrelError: it is closed."""
+    if sys.stdout is None:
+        raise KestrelError("standard output is closed")
+    return sys.stdout
 
 
 def os_error_reason(error: OSError) -> str:

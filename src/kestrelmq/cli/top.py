@@ -1,7 +1,6 @@
 """`kestrelmq top`: a live view of servers and their busiest queues."""
 
 import shutil
-import sys
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from kestrelmq.cli.servers import (
     duration,
     membership,
 )
-from kestrelmq.cli.terminal import printable
+from kestrelmq.cli.terminal import printable, standard_output
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import FixedMembership, Membership
@@ -87,11 +86,11 @@ def top(
     try:
         if once:
             view, reached = next(views)
-            Console(width=None if sys.stdout.isatty() else _WIDE).print(view)
+            Console(width=None if standard_output().isatty() else _WIDE).print(view)
             if not reached:
                 raise typer.Exit(1)
             return
-        with Live(auto_refresh=False, screen=sys.stdout.isatty()) as live:
+        with Live(auto_refresh=False, screen=standard_output().isatty()) as live:
             for view, _ in views:
                 live.update(view, refresh=True)
     except KeyboardInterrupt:
@@ -209,7 +208,7 @@ def _view(
         Text(printable(sample.problem), style="red") for sample in after.values() if sample.problem
     ]
     room = most
-    if sys.stdout.isatty():
+    if standard_output().isatty():
         # Other lines on the screen: two headings, an empty line, and the number of hidden queues.
         room = min(most, shutil.get_terminal_size().lines - len(after) - len(problems) - 4)
     return Group(servers, *problems, "", *_queues(queue_lines(before, after), max(1, room)))
