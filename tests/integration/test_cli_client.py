@@ -593,6 +593,22 @@ def test_closed_streams_are_said(
     assert client.get("work", timeout=PATIENCE) == b"x"
 
 
+def test_nobody_is_asked_where_standard_input_is_closed(
+    client: Client, server: ServerProcess
+) -> None:
+    """A closed stream is no terminal: as in a job of cron, what was asked for is done."""
+    client.put("work", b"x")
+    command = [sys.executable, "-m", "kestrelmq", "flush", "work", "--servers", server.address]
+    result = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *command],
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert client.get("work") is None
+
+
 @pytest.mark.parametrize("arguments", [["import"], ["put", "work", "--lines"], ["export", "work"]])
 def test_long_work_shows_its_progress_on_a_terminal(
     server: ServerProcess, arguments: list[str]
