@@ -22,7 +22,7 @@ A tag is `NAME:EPOCH:PART`. It is open with the reads of its reservation, done, 
 tags of its name up to an epoch, or none of that.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from struct import Struct
@@ -272,7 +272,7 @@ class ReservedReads:
             self.note_bytes += _TAG_BYTES + len(name)
         self.retired = own(self.retired)
         self.retired[name] = max(epoch, self.retired.get(name, -1))
-        forgotten = {tag: self.done[tag] for tag in self.done if _is_up_to(tag, name, epoch)}
+        forgotten = {tag: self.done[tag] for tag in _tags_up_to(self.done, name, epoch)}
         for tag in forgotten:
             self.forget_done(tag)
         return forgotten
@@ -289,7 +289,7 @@ class ReservedReads:
 
     def open_up_to(self, name: str, epoch: int) -> list[Reservation]:
         """Return the reservations of the open tags of `name` up to `epoch`."""
-        return [one for tag, one in self.by_tag.items() if _is_up_to(tag, name, epoch)]
+        return [self.by_tag[tag] for tag in _tags_up_to(self.by_tag, name, epoch)]
 
     # --- the journal ---
 
@@ -469,11 +469,13 @@ def _note_bytes(terms: ReserveTerms) -> int:
     return _RESERVATION_BYTES + len(terms.owner) + len(terms.tag)
 
 
-def _is_up_to(tag: str, name: str, epoch: int) -> bool:
-    if not tag.startswith(name + ":"):
-        return False
-    parsed = parse_tag(tag)
-    return parsed.name == name and parsed.epoch <= epoch
+def _tags_up_to(tags: Iterable[str], name: str, epoch: int) -> list[str]:
+    """Return those of `tags` that are of `name` and an epoch up to `epoch`; there may be many."""
+    begin = f"{name}:"
+    at = len(begin)
+    return [
+        tag for tag in tags if tag.startswith(begin) and int(tag[at : tag.index(":", at)]) <= epoch
+    ]
 
 
 def _encode_reads(xids: Sequence[int]) -> bytes:
