@@ -1,4 +1,4 @@
-"""A Spark session in a process of its own, which stands still at a step for a test to kill it."""
+"""Pipelines and Spark sessions in processes of their own."""
 
 import os
 import signal
@@ -6,12 +6,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from tests.support.patience import PATIENCE, until
 
+PIPELINE: Final = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
+"""The command `kestrelmq pipeline`."""
+QUICK_JAVA: Final = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+"""Variables with which Spark starts sooner in a command; see `kestrelmq.spark.session`."""
+
 
 class SparkProcess:
-    """The process, and every process that it starts."""
+    """A session that stands still at a step for a test to kill it, and all that it starts."""
 
     def __init__(self, module: str, root: Path, *words: str) -> None:
         """Run `module` with `root` and `words`; it touches `ROOT/reached` where it stands still."""

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +33,12 @@ from kestrelmq.spark.pipelines import (
     restore,
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
+from tests.spark.processes import PIPELINE, QUICK_JAVA
 from tests.spark.spools import NOW, load, write
 from tests.spark.test_commands import Terminal
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
 
-COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
-QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-"""What makes Spark start sooner; see `kestrelmq.spark.session`."""
 CONFIG = """\
 [default]
 max_memory_size = "20 KiB"
@@ -179,7 +176,7 @@ def test_the_command_follows_until_it_is_told_to_end(
     for batch, number in enumerate((signal.SIGKILL, signal.SIGTERM)):
         client.put_many("work", sent[batch * 20 : batch * 20 + 20])
         following = subprocess.Popen(
-            [*COMMAND, *words, "--master", "local[1]", "--follow", "--every", "1 second"],
+            [*PIPELINE, *words, "--master", "local[1]", "--follow", "--every", "1 second"],
             env=os.environ | QUICK_JAVA,
         )
         # To ask Spark for the items again and again would slow the command down.

@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,11 +28,10 @@ from kestrelmq.spark.pipelines import (
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from kestrelmq.spark.pipelines.restore import in_time_range
+from tests.spark.processes import PIPELINE, QUICK_JAVA
 from tests.spark.spools import load
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
-
-COMMAND = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
 
 
 @pytest.fixture
@@ -142,7 +140,8 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
     often = ["--follow", "--every", "100 milliseconds", "--master", "local[1]"]
     screen, terminal = pty.openpty()
     following = subprocess.Popen(
-        [*COMMAND, "archive", "work", "-o", output, *where, *often],
+        [*PIPELINE, "archive", "work", "-o", output, *where, *often],
+        env=os.environ | QUICK_JAVA,
         stdout=subprocess.PIPE,
         stderr=terminal,
         text=True,
@@ -166,7 +165,7 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
 def test_a_missing_java_is_said_so(tmp_path: Path) -> None:
     """One line, exit status 1, and no stack trace."""
     result = subprocess.run(
-        [*COMMAND, "verify", str(tmp_path)],
+        [*PIPELINE, "verify", str(tmp_path)],
         env=os.environ | {"JAVA_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -187,5 +186,5 @@ def test_a_wrong_use_is_exit_status_2(tmp_path: Path) -> None:
         ["restore", "t", "--live", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"],
         ["archive"],
     ):
-        result = subprocess.run([*COMMAND, *words], capture_output=True, check=False)
+        result = subprocess.run([*PIPELINE, *words], capture_output=True, check=False)
         assert result.returncode == 2
