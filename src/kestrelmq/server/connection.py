@@ -327,6 +327,8 @@ class Connection(TurnConnection):
         self.produced = 0
         if self.pending is not None:
             self.guard(self.pending.resume)
+            if self._chunks:  # it came before the request began to wait
+                self._tell_waiting()
         self._go_on()
 
     def _go_on(self) -> None:

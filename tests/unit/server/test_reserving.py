@@ -233,6 +233,21 @@ def test_the_next_command_ends_a_wait(tmp_path: Path) -> None:
         assert waiting(turning) == [(b"a", 0)]
 
 
+def test_a_command_that_came_before_the_wait_ends_it(tmp_path: Path) -> None:
+    """The wait begins in a later turn, because it takes more than one to create so many queues."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        names = b",".join(b"new-%d" % number for number in range(100))
+        reserve = b"reserve %b 9 lease=9999 t=600000\r\n" % names
+        reply = await ask(turning, client, reserve + b"status\r\n", b"UP\r\n")
+        assert reply == b"END\r\nUP\r\n"
+        await turning.hang_up(client)
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
+
+
 def test_a_wait_ends_when_its_queue_is_deleted(tmp_path: Path) -> None:
     """With no item, whichever of the queues it is; and it leaves the lines of the others."""
 
