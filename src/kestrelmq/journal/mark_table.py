@@ -7,7 +7,8 @@ entry is a number from 1 on, and each of its fields is in an array:
     times         u32  when that item was added (epoch seconds)
     hashes        u32  of the name
     names              the names of 4 entries in one `bytes`, with a zero byte between two of them
-    older, newer  u32  the entries whose marks were set before and after; 0 comes behind the ends
+    older, newer  u32  the entries whose marks were set before and after, in order of the second
+                       in which that was; 0 comes behind the ends
     chained       u32  the next entry of the same bucket; 0 for none
     chains        u32  not of the entry: the first entry of the bucket with this number; 0 for none
 
@@ -27,6 +28,8 @@ _PAGE_BITS: Final = 2
 _IN_PAGE: Final = 3
 """The bits of an entry's number that say which name of its page it has."""
 _HASH_BITS: Final = 0xFFFF_FFFF
+_MOST_FOUND: Final = 16
+"""Most entries that are kept at hand; each takes 250 bytes."""
 assert array("I").itemsize == 4  # noqa: S101 # a u32
 
 
@@ -45,7 +48,14 @@ class LastMark:
         self.added = added
 
 
-_NO_MARK: Final = LastMark(0, 0)
+class _Found:
+    """An entry that was found, and its mark."""
+
+    __slots__ = ("entry", "mark")
+
+    def __init__(self, entry: int, mark: LastMark) -> None:
+        self.entry = entry
+        self.mark = mark
 
 
 def can_be_held(producer: bytes) -> bool:
@@ -54,7 +64,7 @@ def can_be_held(producer: bytes) -> bool:
 
 
 class MarkTable:
-    """The last marks of producers by name, in the order in which they were set."""
+    """The last marks of producers by name, in order of the second in which they were set."""
 
     def __init__(self) -> None:
         """Start with none."""
@@ -68,9 +78,8 @@ class MarkTable:
         self._chains = array("I", (0,))
         # The least 2**n - 1 that is not below the number of any bucket.
         self._mask = 0
-        # What was found last, which is often looked for again; no name if nothing was.
-        self._found_name, self._found = b"", 0
-        self._found_mark = _NO_MARK
+        # Some that were found, by name: a few producers add most of the items.
+        self._found: dict[bytes, _Found] = {}
 
     def __len__(self) -> int:
         """How many producers there are."""
@@ -85,7 +94,8 @@ class MarkTable:
 
     def get(self, producer: bytes) -> LastMark | None:
         """Return the last mark of a producer; None if it has none."""
-        return self._found_mark if self._find(producer) else None
+        found = self._find(producer)
+        return None if found is None else found.mark
 
     def oldest(self) -> tuple[bytes, LastMark]:
         """Return the producer whose mark was set first, and that; there must be one."""
@@ -94,32 +104,32 @@ class MarkTable:
 
     def set(self, producer: bytes, sequence: int, added: int) -> LastMark | None:
         """Set the last mark of a producer, for which `can_be_held`; return the one before it."""
-        entry = self._find(producer)
-        if not entry:
+        found = self._find(producer)
+        if found is None:
             self._append(producer, sequence, added)
             return None
-        before, self._found_mark = self._found_mark, LastMark(sequence, added)
+        entry, before = found.entry, found.mark
+        found.mark = LastMark(sequence, added)
         self._sequences[entry] = sequence
         if added != before.added:
             self._times[entry] = added
-        if self._newer[entry]:
             self._unlink(entry)
             self._link_newest(entry)
         return before
 
     def drop(self, producer: bytes) -> LastMark | None:
         """Forget a producer; return its last mark, or None if it has none."""
-        entry = self._find(producer)
-        if not entry:
+        found = self._find(producer)
+        if found is None:
             return None
-        mark = self._found_mark
+        entry = found.entry
         self._unlink(entry)
         self._unchain(entry)
         last = len(self)
         if entry != last:
             self._renumber(last, entry)
         self._remove_last()
-        return mark
+        return found.mark
 
     def copy(self) -> "MarkTable":
         """Return a table of the same producers; another thread may use it."""
@@ -143,19 +153,21 @@ class MarkTable:
     def _name(self, entry: int) -> bytes:
         return self._names[entry >> _PAGE_BITS].split(_NAME_END)[entry & _IN_PAGE]
 
-    def _find(self, producer: bytes) -> int:
-        """Return the entry of a producer, and set `_found_mark`; 0 if there is none."""
-        if producer == self._found_name:
-            return self._found
+    def _find(self, producer: bytes) -> _Found | None:
+        """Return the entry of a producer; None if there is none."""
+        found = self._found.get(producer)
+        if found is not None:
+            return found
         code = hash(producer) & _HASH_BITS
         entry = self._chains[self._bucket(code)]
         while entry:
             if self._hashes[entry] == code and self._name(entry) == producer:
-                self._found_name, self._found = producer, entry
-                self._found_mark = self._mark(entry)
-                return entry
+                if len(self._found) >= _MOST_FOUND:
+                    self._found.clear()
+                found = self._found[producer] = _Found(entry, self._mark(entry))
+                return found
             entry = self._chained[entry]
-        return 0
+        return None
 
     def _append(self, producer: bytes, sequence: int, added: int) -> None:
         self._add_bucket()
@@ -200,7 +212,7 @@ class MarkTable:
             numbers.pop()
         self._sequences.pop()
         self._remove_bucket()
-        self._found_name, self._found = b"", 0
+        self._found.clear()
 
     # --- the order in which they were set ---
 
