@@ -22,12 +22,14 @@ settings.load_profile("repeatable")
 
 _FOLDERS: Final = ("spark", "e2e", "crash", "integration")
 """Where the longest groups of tests are: they come first, for the last one to end early."""
+_STREAMS: Final = ("stream", "several_queues")
+"""What is in the names of those modules of `spark` that take half of its time."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
     """Keeps together, in one process, what shares something that is costly to start.
 
-    That is the Spark session, or the server of a module. The marks of xdist's own "loadgroup" are
+    That is a Spark session, or the server of a module. The marks of xdist's own "loadgroup" are
     lost with pytest 9.2, whose items have no `_nodeid`.
     """
 
@@ -36,7 +38,10 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         folder = path.split("/")[1]
         if folder in {"unit", "property"}:
             return nodeid
-        return folder if folder == "spark" else path
+        if folder != "spark":
+            return path
+        # Two sessions, because one of them would be what the whole run waits for.
+        return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
 
 
 @pytest.fixture(autouse=True)
