@@ -2496,8 +2496,7 @@ class Queue(Committable):
 
     def close(self) -> None:
         """Close the queue and tell waiting readers. All changes must have been committed."""
-        if not self._closed:
-            self._close()
+        self._close()
         self.tell_closed(len(self.waiters))
 
     def tell_closed(self, most: int) -> bool:
