@@ -149,8 +149,10 @@ def test_attempts_that_do_not_count_leave_nothing(store: ObjectStore) -> None:
     writer.commit([message, None])
     late.write(iter([batch]))
     failed = StoredTableWriter(table, ["queue"], overwrite=True)
+    before_failed = files_in(table)
     failed.write(iter([batch]))
     failed.abort([])
+    assert files_in(table) == before_failed
 
     read = dataset(f"{BUCKET}/attempts", filesystem=store.file_system, partitioning="hive")
     rows = [(row["queue"], row["n"]) for row in read.to_table().to_pylist()]
@@ -186,17 +188,21 @@ def test_a_task_writes_when_it_has_much(
 def test_a_job_that_fails_leaves_the_table_as_it_was(
     spark: SparkSession, store: ObjectStore
 ) -> None:
-    """Also when it was to replace it; what is appended is added."""
+    """Also when it was to replace it; what is appended is added.
+
+    A task that ends after its job was given up may still write below `_temporary`: what counts is
+    what readers see.
+    """
     table = at(store, "jobs")
     rows = spark.range(3000, numPartitions=2).withColumn("queue", f.lit("q"))
     failing = rows.withColumn("id", f.expr("if(id = 2999, raise_error('no more'), id)"))
     with pytest.raises(PySparkException, match="no more"):
         write_parquet(failing, table, "error", "queue")
     write_parquet(rows, table, "error", "queue")
-    before = files_in(table)
+    before = table_files(table)
     with pytest.raises(PySparkException, match="no more"):
         write_parquet(failing, table, "overwrite", "queue")
-    assert files_in(table) == before
+    assert table_files(table) == before
 
     read = read_partitioned(spark, table, rows.schema)
     assert read.count() == read.distinct().count() == 3000

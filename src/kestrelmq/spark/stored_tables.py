@@ -8,8 +8,9 @@ with `pyarrow.fs`, by a data source of our own. A table has the layout that Spar
 A task writes its files below `_temporary/JOB`; no two attempts have a name in common. The driver
 moves the files of the attempts that Spark accepted to their places when all tasks are done, then
 deletes the files that it replaces, if any, and writes `_SUCCESS` last. A job that fails leaves
-nothing but its directory below `_temporary`, and removes that if it can. If the driver dies while
-it moves files, some are in the table, and `_SUCCESS` is missing.
+nothing but its directory below `_temporary`, and removes that if it can; a task that ends after
+that leaves its file there. If the driver dies while it moves files, some are in the table, and
+`_SUCCESS` is missing.
 
 A stream writes each batch once:
 
