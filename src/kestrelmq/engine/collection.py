@@ -26,7 +26,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.reservations import Owners
 from kestrelmq.engine.worker import InlineWorker, Task, Tasks, Worker, run_to_end
-from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
+from kestrelmq.engine.written_ahead import LargePut, WrittenAhead, add_to_each
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
@@ -405,6 +405,7 @@ class QueueCollection:
         Raises:
             InvalidQueueName, QueueUnavailable: as `obtain`; an alias tries every destination first,
                 unless one is still loading.
+            JournalError: a journal could not be written; all other destinations were tried.
         """
         queue = self.queues.get(name)
         if queue is not None and not len(self.loading):
@@ -413,16 +414,12 @@ class QueueCollection:
         alias = self.config.aliases.get(name)
         if alias is None:
             return self.obtain(name).put(data, expiry, due, mark)
-        accepted = True
-        failure: str | None = None  # keeping the exception itself would be a reference cycle
-        for destination in alias.destination_queues:
-            try:
-                accepted &= self.add(destination, data, expiry, due=due, mark=mark)
-            except QueueUnavailable as error:
-                failure = str(error)
-        if failure is not None:
-            raise QueueUnavailable(failure)
-        return accepted
+        return add_to_each(
+            [
+                partial(self.add, destination, data, expiry, due=due, mark=mark)
+                for destination in alias.destination_queues
+            ]
+        )
 
     def move_to(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
         """Add and write the item of another queue, before that queue drops it.
@@ -475,10 +472,14 @@ class QueueCollection:
         """Return the queues that an item of `size` bytes is moved to, by way of `name`.
 
         If there are several, because `name` is an alias, none gets the item unless all have room;
-        if one has none, the result is empty. Raises as `add`.
+        if one has none, the result is empty. Raises as `add`, before any queue has the item if it
+        is known that one cannot be written: the item would be moved to the others again and again.
         """
         self.loading.check(self.leaves(name))
         queues = [self.obtain(leaf) for leaf in self.leaves(name)]
+        for queue in queues:
+            for target in queue.targets:
+                target.check_not_suspect()
         has_room = len(queues) == 1 or all(queue.has_room(size) for queue in queues)
         return queues if has_room else []
 

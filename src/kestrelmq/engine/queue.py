@@ -17,7 +17,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Final, Protocol
@@ -613,18 +613,32 @@ class Queue(Committable):
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
         self.check_writes()
-        for child in self.children:
-            child.accept(record, expiry)
-        return self.accept(record, expiry)
+        if not self.children:
+            return self.accept(record, expiry)
+        return self.accept_in_all(lambda queue: queue.accept(record, expiry))
 
-    def children_for(self, *, is_delayed: bool) -> "tuple[Queue, ...]":
-        """Return the children that get an item.
+    def accept_in_all(self, accept: Callable[["Queue"], bool], *, is_delayed: bool = False) -> bool:
+        """Let `accept` add an item to each child, then to this queue; return its answer for this.
 
-        A child whose delayed items are damaged gets no more of them, as a damaged one gets nothing.
+        A child that cannot be written does not stop the others; its error is raised at the end. A
+        child whose delayed items are damaged gets no more of them, as a damaged one gets nothing.
+
+        Raises:
+            QueueUnavailable: this queue cannot take the item.
+            JournalError: one of the queues could not be written; the others have the item.
         """
-        if not is_delayed:
-            return self.children
-        return tuple([child for child in self.children if child.delayed_damage is None])
+        failure: JournalError | None = None
+        for child in self.children:
+            if is_delayed and child.delayed_damage is not None:
+                continue
+            try:
+                accept(child)
+            except JournalError as error:
+                failure = failure or error
+        is_stored = accept(self)
+        if failure is not None:
+            raise failure
+        return is_stored
 
     def check_writes(self) -> None:
         """Raise QueueUnavailable if the queue is paused for writes."""
@@ -667,7 +681,7 @@ class Queue(Committable):
     def _admit(self, record: bytes, size: int) -> bytes | None:
         """Return the record to add, its expiry limited to `max_age`; None if it is refused."""
         self._check_usable()
-        self._check_not_suspect()
+        self.check_not_suspect()
         limits = self._limits
         if limits.writes_paused:
             self.refusals.count("paused")
@@ -807,9 +821,14 @@ class Queue(Committable):
             return False
         if last < 0 and self.backlog.producers.is_full:
             raise QueueUnavailable(f"queue {self.name} has items of {MAX_PRODUCERS} producers")
-        for child in self.children_for(is_delayed=is_delayed):
-            child.accept_once(record, mark.by_master(), is_delayed=is_delayed)
-        return self._accept_after(last, record, mark, is_delayed=is_delayed)
+        if not self.children:
+            return self._accept_after(last, record, mark, is_delayed=is_delayed)
+        return self.accept_in_all(
+            lambda queue: queue.accept_once(
+                record, mark if queue is self else mark.by_master(), is_delayed=is_delayed
+            ),
+            is_delayed=is_delayed,
+        )
 
     def accept_once(
         self, record: bytes, mark: PutMark, *, is_delayed: bool, file: str | None = None
@@ -899,9 +918,7 @@ class Queue(Committable):
         """
         record = item(due, expiry, data)
         self.check_writes()
-        for child in self.children_for(is_delayed=True):
-            child.accept_delayed(record)
-        return self.accept_delayed(record)
+        return self.accept_in_all(lambda queue: queue.accept_delayed(record), is_delayed=True)
 
     def accept_delayed(
         self, record: bytes, mark: PutMark | None = None, file: str | None = None
@@ -983,7 +1000,7 @@ class Queue(Committable):
         Raises:
             JournalError: nothing may be added, because no sync would succeed.
         """
-        self._check_not_suspect()
+        self.check_not_suspect()
         if mark is not None:
             self._append_marked(record, mark)
         else:
@@ -1374,7 +1391,7 @@ class Queue(Committable):
 
     def _take(self) -> bytes | None:
         if self._read_needs_checks:
-            self._check_not_suspect()
+            self.check_not_suspect()
         if not self._has_head():
             return None
         backlog = self.backlog
@@ -2231,7 +2248,7 @@ class Queue(Committable):
         journal = self.journal
         return self._sync_period == 0 and isinstance(journal, FileJournal) and journal.suspect
 
-    def _check_not_suspect(self) -> None:
+    def check_not_suspect(self) -> None:
         """Raise JournalError if nothing may be added or taken; see `_is_suspect`."""
         if self._is_suspect:
             raise JournalError(

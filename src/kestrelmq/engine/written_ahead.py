@@ -7,7 +7,7 @@ files, which replay ignores; the item was not acknowledged. For a queue without 
 thread only makes the record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kestrelmq.clock import Pause
 from kestrelmq.engine.durability import sync_now
@@ -138,8 +138,6 @@ class WrittenAhead:
     def add(self) -> bool:
         """Do what the queue's `put` does, in the thread of the queues.
 
-        If a child cannot be written, the others and the queue get the item all the same.
-
         Raises:
             QueueUnavailable: as these.
             JournalError: a journal could not be written.
@@ -149,16 +147,7 @@ class WrittenAhead:
             self.discard()
             return queue.add_record_once(self.record, mark, is_delayed=self._is_delayed)
         queue.check_writes()
-        failure: JournalError | None = None
-        for child in queue.children_for(is_delayed=self._is_delayed):
-            try:
-                self._accept(child)
-            except JournalError as error:
-                failure = failure or error
-        is_stored = self._accept(queue)
-        if failure is not None:
-            raise failure
-        return is_stored
+        return queue.accept_in_all(self._accept, is_delayed=self._is_delayed)
 
     def _accept(self, one: Queue) -> bool:
         mark, file = self._mark_for(one), self._files.get(one)
@@ -186,6 +175,36 @@ class WrittenAhead:
 
 def _count_note(record: bytes, last_xid: int) -> bytes:
     return deliveries_note(item_deliveries(record), last_xid)
+
+
+def add_to_each(adds: Iterable[Callable[[], bool]], unavailable: str | None = None) -> bool:
+    """Add an item to each of several queues; a failure of one does not stop the others.
+
+    Args:
+        adds: each adds the item to one queue, and returns whether the queue accepted it.
+        unavailable: why a further queue cannot take it; None if all can.
+
+    Returns:
+        False if any queue refused it.
+
+    Raises:
+        QueueUnavailable: a queue cannot take it; the others have it, or have refused it.
+        JournalError: a journal could not be written; likewise.
+    """
+    accepted = True
+    failure: str | None = None  # keeping the exception itself would be a reference cycle
+    for add in adds:
+        try:
+            accepted &= add()
+        except QueueUnavailable as error:
+            unavailable = str(error)
+        except JournalError as error:
+            failure = str(error)
+    if failure is not None:
+        raise JournalError(failure)
+    if unavailable is not None:
+        raise QueueUnavailable(unavailable)
+    return accepted
 
 
 class LargePut:
@@ -244,20 +263,7 @@ class LargePut:
             QueueUnavailable: a queue cannot take it; the others have it, or have refused it.
             JournalError: a journal could not be written; likewise.
         """
-        accepted = True
-        unavailable, failure = self._failure, None
-        for part in self._parts:
-            try:
-                accepted &= part.add()
-            except QueueUnavailable as error:
-                unavailable = str(error)
-            except JournalError as error:
-                failure = str(error)
-        if failure is not None:
-            raise JournalError(failure)
-        if unavailable is not None:
-            raise QueueUnavailable(unavailable)
-        return accepted
+        return add_to_each([part.add for part in self._parts], self._failure)
 
     def has_room(self, size: int) -> bool:
         """Whether every queue would accept an item of `size` bytes now."""
