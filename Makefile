@@ -20,6 +20,11 @@ SOURCES := $(shell find src -name '*.py')
 # stay in one (tests/conftest.py).
 WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 IN_PARALLEL = -n $(WORKERS)
+# Where the tests of the compiled hot path are: to import all the others takes each process long.
+COMPILED = $(shell grep -rl --include='test_*.py' 'mark\.compiled' tests)
+
+# Where it is set, every process compiles the modules that it imports again; the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
@@ -50,7 +55,7 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 
 test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
 	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
-	PYTHONPATH=$(HOT) $(BIN)/pytest $(IN_PARALLEL) -m "compiled and not soak" $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	PYTHONPATH=$(HOT) $(BIN)/pytest $(IN_PARALLEL) -m "compiled and not soak" $(or $(ARGS),$(COMPILED)) $(if $(ARGS),|| [ $$? -eq 5 ])
 
 coverage: $(STAMPS)/dev ## branch coverage of the journal and the engine by the tests that need no server
 	$(BIN)/pytest $(IN_PARALLEL) tests/unit tests/property --cov --cov-report=term $(ARGS)
@@ -91,14 +96,13 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV) || { scripts/install-debian python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/runtime: $(STAMPS)/venv $(PINS)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+$(STAMPS)/build: $(STAMPS)/venv $(PINS)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
 	@touch $@
 
 # Without a compiler the server runs all the same, on plain Python. The stamp has the time at which
 # compiling began: a source that is changed meanwhile is compiled the next time.
-$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/runtime
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
+$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/build
 	@touch $(STAMPS)/compiling
 	$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
 	@mkdir -p $(HOT) && touch -r $(STAMPS)/compiling $@
@@ -106,11 +110,11 @@ $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STA
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
 $(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,spark]'
-	@touch $@ $(STAMPS)/runtime
+	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(STAMPS)/runtime $(STAMPS)/test
+	@touch $@ $(STAMPS)/test $(STAMPS)/build
 
 $(STAMPS)/test-tools: $(STAMPS)/venv scripts/install-debian scripts/install-test-tools
 	scripts/install-test-tools
