@@ -627,17 +627,17 @@ class Queue(Committable):
             QueueUnavailable: this queue cannot take the item.
             JournalError: one of the queues could not be written; the others have the item.
         """
-        failure: JournalError | None = None
+        failure: str | None = None  # keeping the exception itself would be a reference cycle
         for child in self.children:
             if is_delayed and child.delayed_damage is not None:
                 continue
             try:
                 accept(child)
             except JournalError as error:
-                failure = failure or error
+                failure = str(error)
         is_stored = accept(self)
         if failure is not None:
-            raise failure
+            raise JournalError(failure)
         return is_stored
 
     def check_writes(self) -> None:
