@@ -300,21 +300,21 @@ def test_reads_survive_a_kill(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         admin = Admin(server)
         with admin.client() as client:
-            client.put_many("work", [b"a", b"b", b"c", b"d"])
-        (done,) = reserve(admin, "work", tag="sink:1:0")
-        (plain,) = reserve(admin, "work")
-        tagged = reserve(admin, "work", tag="sink:2:0", owner="w", grace=0)
-        assert ask(admin, "/queues/work/finish", tag="sink:1:0") == {"finished": 1}
+            client.put_many("jobs", [b"a", b"b", b"c", b"d"])
+        (done,) = reserve(admin, "jobs", tag="sink:1:0")
+        (plain,) = reserve(admin, "jobs")
+        tagged = reserve(admin, "jobs", tag="sink:2:0", owner="w", grace=0)
+        assert ask(admin, "/queues/jobs/finish", tag="sink:1:0") == {"finished": 1}
         server.kill9()
         server.restart()
-        assert items(admin, "work") == [b"d"]
-        assert reserve(admin, "work", tag="sink:2:0", owner="w", grace=0) == tagged
-        assert ask(admin, "/queues/work/finish", reads=[plain["read"]]) == {"finished": 1}
-        assert ask(admin, "/queues/work/finish", tag="sink:1:0") == {"finished": 1}
-        assert ask(admin, "/queues/work/release", tag="sink:2:0") == {"released": 1}
+        assert items(admin, "jobs") == [b"d"]
+        assert reserve(admin, "jobs", tag="sink:2:0", owner="w", grace=0) == tagged
+        assert ask(admin, "/queues/jobs/finish", reads=[plain["read"]]) == {"finished": 1}
+        assert ask(admin, "/queues/jobs/finish", tag="sink:1:0") == {"finished": 1}
+        assert ask(admin, "/queues/jobs/release", tag="sink:2:0") == {"released": 1}
         server.kill9()
         server.restart()
-        assert items(admin, "work") == [tagged[0]["data"], b"d"]
+        assert items(admin, "jobs") == [tagged[0]["data"], b"d"]
         assert done["data"] == b"a"
 
 
@@ -337,16 +337,16 @@ def test_the_same_reads_over_memcache(shared: Admin, wire: Wire) -> None:
 def test_what_the_status_forbids(admin: Admin) -> None:
     """Nothing is reserved while the server is quiescent, but what was can be ended."""
     with admin.client() as client:
-        client.put_many("work", [b"a", b"b", b"c"])
-    first, second = reserve(admin, "work", count=2)
+        client.put_many("jobs", [b"a", b"b", b"c"])
+    first, second = reserve(admin, "jobs", count=2)
     admin.ask("PUT", f"{API}/status", {"status": "QUIESCENT"})
-    again = {"queues": ["work"], "lease": 600}
+    again = {"queues": ["jobs"], "lease": 600}
     assert refused(admin, "/reserve", **again) == (503, "refused_by_status")
-    assert ask(admin, "/queues/work/finish", reads=[first["read"]]) == {"finished": 1}
-    assert ask(admin, "/queues/work/extend", reads=[second["read"]], lease=9) == {"extended": 1}
-    assert ask(admin, "/queues/work/release", reads=[second["read"]]) == {"released": 1}
+    assert ask(admin, "/queues/jobs/finish", reads=[first["read"]]) == {"finished": 1}
+    assert ask(admin, "/queues/jobs/extend", reads=[second["read"]], lease=9) == {"extended": 1}
+    assert ask(admin, "/queues/jobs/release", reads=[second["read"]]) == {"released": 1}
     admin.ask("PUT", f"{API}/status", {"status": "READONLY"})
-    assert data(reserve(admin, "work", count=9)) == [b"b", b"c"]
+    assert data(reserve(admin, "jobs", count=9)) == [b"b", b"c"]
 
 
 def test_a_paused_queue_seems_empty(shared: Admin, wire: Wire) -> None:
