@@ -6,6 +6,9 @@ It tells when the server serves, and when its last queue is loaded, with the CPU
 its memory and its idle CPU time; and the CPU time of a set and a get, pipelined, on one of the
 queues and on all of them in turn, which takes a write for each. First it does the same with a
 single queue. The goals are at most 10 s of CPU, serving after 2 s, and less than 1 % idle.
+
+`--items expiring` lets all items expire in a day; with `delayed` and `marked` each queue gets a
+second item once all are loaded, which is due in a day, or has a producer.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ from bench.servers import PeerError, Running
 from kestrelmq.journal.records import item
 
 ITEM = b"x" * 64
+DAY = 24 * 60 * 60 * 1000
+SECOND_ITEM = {
+    "delayed": b"set %%b/delay=%d 0 0 1\r\nx\r\n" % DAY,
+    "marked": b"set %b/producer=p/seq=1 0 0 1\r\nx\r\n",
+}
+"""How to add a second item to a queue, for each choice of `--items` that has one."""
 START_LIMIT = 600.0
 """Seconds that loading may take."""
 AT_ONCE = 100
@@ -33,10 +42,11 @@ def name(number: int) -> bytes:
     return b"queue%07d" % number
 
 
-def fill(directory: Path, queues: int) -> None:
+def fill(directory: Path, queues: int, *, expiring: bool) -> None:
     """Write the journals of the queues."""
     directory.mkdir()
-    record = item(time.time_ns() // 1_000_000, 0, ITEM)
+    now = time.time_ns() // 1_000_000
+    record = item(now, now + DAY if expiring else 0, ITEM)
     for number in range(queues):
         file = os.open(directory / os.fsdecode(name(number)), os.O_WRONLY | os.O_CREAT, 0o640)
         os.write(file, record)
@@ -51,6 +61,13 @@ def wait_until_loaded(client: Client, queues: int) -> None:
         if time.monotonic() > until:
             raise PeerError("the queues are not loaded")
         time.sleep(0.25)
+
+
+def add_second(client: Client, queues: int, request: bytes) -> None:
+    """Add a second item to each queue."""
+    for begin in range(0, queues, AT_ONCE):
+        names = [name(number) for number in range(begin, min(begin + AT_ONCE, queues))]
+        client.ask(b"".join(request % one for one in names), b"STORED\r\n" * len(names))
 
 
 def cost(server: Running, client: Client, queues: int, operations: int) -> float:
@@ -73,7 +90,7 @@ def measure(queues: int, options: argparse.Namespace) -> None:
     """Start a server with that many queues, and print what it costs."""
     peer = servers.ours()
     with servers.home(peer, options.dir) as directory:
-        fill(directory / "data", queues)
+        fill(directory / "data", queues, expiring=options.items == "expiring")
         begun = time.monotonic()
         with (
             servers.started(peer, None, directory, START_LIMIT) as server,
@@ -87,7 +104,9 @@ def measure(queues: int, options: argparse.Namespace) -> None:
             print(f"  serving after {server.start_seconds:.2f} s, {serves_cpu:.2f} s of CPU")
             print(f"  all loaded after {took:.2f} s, {cpu:.2f} s of CPU")
             print(f"  resident memory: {resident / 1024:.0f} MiB", flush=True)
-            time.sleep(1)
+            if options.items in SECOND_ITEM:
+                add_second(client, queues, SECOND_ITEM[options.items])
+            time.sleep(3)  # until the upkeep has looked at all
             cpu = cpu_seconds(server.pid)
             time.sleep(options.idle)
             idle = (cpu_seconds(server.pid) - cpu) / options.idle
@@ -104,6 +123,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--queues", type=int, default=100_000)
+    add("--items", choices=("plain", "expiring", *SECOND_ITEM), default="plain")
     add("--operations", type=int, default=20_000)
     add("--idle", type=float, default=10.0, help="seconds to be idle")
     add("--dir", type=Path, help="where the journals go")

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
 from kestrelmq.engine.counters import RetiredCounts
+from kestrelmq.engine.deadline_watch import DeadlineWatch
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.durability import Committable, GroupCommit, sync_now
@@ -96,8 +98,10 @@ class QueueCollection:
         self._masked: dict[str, Queue] = {}
         # What changed since the last periodic work; None before the first, and there may be none.
         self._changed: set[Committable] | None = None
-        # The queues for which periodic work may have something to do, now or later.
+        # The queues for which periodic work may have something to do; and those for which it has
+        # nothing to do before a time of the wall clock (ms), unless they change.
         self._restless: dict[Queue, None] = {}
+        self._resting: DeadlineWatch[Queue] = DeadlineWatch()
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
         self._clock = clock
@@ -654,6 +658,7 @@ class QueueCollection:
         (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
         self._children.get(family, {}).pop(name, None)
         self._restless.pop(queue, None)
+        self._resting.forget(queue)
         self.commits.note_change(queue)
         self._connect_fanout(family)
         self._put_in_force(self._family(name), _are_logged)  # its children inherit less now
@@ -670,16 +675,30 @@ class QueueCollection:
             if not queue.is_closed:
                 yield queue
 
-    def _take_restless(self) -> list[Queue]:
-        """Return the queues for which periodic work may have something to do, now or later."""
-        if self._changed is None:
-            self._changed = self.commits.follow(self._everything())
-        for changed in (*self._changed, *self.commits.dirty):
-            name = name_of(changed)
+    def _finding_restless(self) -> Generator[None, None, list[Queue]]:
+        """Return the queues for which periodic work may have something to do.
+
+        Yields after each short piece of work.
+        """
+        changed = self._changed
+        if changed is None:
+            changed = self._changed = self.commits.follow(self._everything())
+        changed.update(self.commits.dirty)
+        for number in range(1, len(changed) + 1):  # those that change meanwhile can wait
+            if not changed:
+                break
+            name = name_of(changed.pop())
             queue = self.queues.get(name, self._masked.get(name))
             if queue is not None:
                 self._restless[queue] = None
-        self._changed.clear()
+            if not number % _IDLE_AT_ONCE:
+                yield
+        now, number = self._clock.now(), 0
+        while (queue := self._resting.take(now)) is not None:
+            self._restless[queue] = None
+            number += 1
+            if not number % _IDLE_AT_ONCE:
+                yield
         return list(self._restless)
 
     def sweep(self) -> None:
@@ -688,7 +707,7 @@ class QueueCollection:
 
     def sweeping(self) -> Generator[None, None, None]:
         """Expire items and queues, and give back overdue reads, one queue after the other."""
-        for number, queue in enumerate(self._take_restless()):
+        for number, queue in enumerate((yield from self._finding_restless())):
             if not number % _IDLE_AT_ONCE:
                 yield
             if queue.name in self._masked:
@@ -702,7 +721,7 @@ class QueueCollection:
     def _sweeping(self, queue: Queue) -> Generator[None, None, None]:
         try:
             yield from queue.sweeping()
-            if self._is_expired(queue, self._clock.now()) and queue not in self.tasks:
+            if self._clock.now() > queue.ends_at and queue not in self.tasks:
                 log.info(
                     "deleting queue %s: it is empty and older than max_queue_age",
                     queue.name,
@@ -719,21 +738,6 @@ class QueueCollection:
             # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name, extra={"queue": queue.name})
 
-    @staticmethod
-    def _is_expired(queue: Queue, now: int) -> bool:
-        age = queue.config.max_queue_age
-        return (
-            age is not None
-            and now > queue.create_time + age * 1000
-            and not len(queue)
-            and not queue.delayed_items
-            and queue.delayed_damage is None
-            and not queue.open
-            and not queue.waiters
-            and not queue.paused
-            and not queue.remembers_requests
-        )
-
     def tick(self) -> None:
         """Do all of `ticking`."""
         run_to_end(self.ticking())
@@ -744,7 +748,7 @@ class QueueCollection:
         The journal of a draining queue is removed once the queue is empty.
         """
         self.check_path()
-        for queue in self._take_restless():
+        for queue in (yield from self._finding_restless()):
             if queue.is_closed:
                 continue
             try:
@@ -758,9 +762,15 @@ class QueueCollection:
                     extra={"queue": queue.name},
                 )
             else:
-                if queue.is_quiet:
-                    self._restless.pop(queue, None)
+                self._let_rest(queue)
             yield
+
+    def _let_rest(self, queue: Queue) -> None:
+        """Do not look at `queue` before there is something to do, or it changes."""
+        until = queue.rests_until
+        if until > self._clock.now():
+            self._restless.pop(queue, None)
+            self._resting.later(queue, until if until < inf else None, 0)
 
     def check_deadlines(self) -> None:
         """Do all of `checking_deadlines`."""

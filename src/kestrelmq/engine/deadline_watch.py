@@ -5,6 +5,7 @@ earlier deadline is `watch`ed: it is looked at in the next round, and says when 
 """
 
 from collections import deque
+from typing import Generic, TypeVar
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 
@@ -17,33 +18,36 @@ class Timed:  # pragma: no cover: it only declares what a queue does
         raise NotImplementedError
 
 
-class DeadlineWatch:
-    """Finds those whose `check_deadlines` is to be called."""
+One = TypeVar("One")
+
+
+class DeadlineWatch(Generic[One]):
+    """Finds those that are to be looked at; all times are of one clock, and in one unit."""
 
     __slots__ = ("_entries", "_heap", "_new", "_number", "_numbered", "_ready")
 
     def __init__(self) -> None:
         """Start with none."""
-        self._new: dict[Timed, None] = {}
-        self._ready: deque[Timed] = deque()
+        self._new: dict[One, None] = {}
+        self._ready: deque[One] = deque()
         # The heap knows numbers, not queues: an entry that is over must not keep one in memory.
         self._heap: DeadlineHeap[tuple[float, int]] = DeadlineHeap()
-        self._numbered: dict[int, Timed] = {}
-        self._entries: dict[Timed, tuple[float, int]] = {}
+        self._numbered: dict[int, One] = {}
+        self._entries: dict[One, tuple[float, int]] = {}
         self._number = 0
 
     def __bool__(self) -> bool:
         """Whether there will be anything to do, now or later."""
         return bool(self._new or self._ready or self._entries)
 
-    def watch(self, one: Timed) -> bool:
+    def watch(self, one: One) -> bool:
         """Look at `one` in the next round; return False if that is so already."""
         if one in self._new:
             return False
         self._new[one] = None
         return True
 
-    def look_now(self, one: Timed) -> None:
+    def look_now(self, one: One) -> None:
         """Look at `one` in this round."""
         self._ready.append(one)
 
@@ -51,7 +55,7 @@ class DeadlineWatch:
         """Look at everything in the next round."""
         self._new.update(dict.fromkeys(self._entries))
 
-    def forget(self, one: Timed) -> None:
+    def forget(self, one: One) -> None:
         """Do not look at `one` again, unless it is watched."""
         entry = self._entries.pop(one, None)
         if entry is not None:
@@ -62,7 +66,7 @@ class DeadlineWatch:
         new, self._new = self._new, {}
         self._ready.extend(new)
 
-    def take(self, now: float) -> Timed | None:
+    def take(self, now: float) -> One | None:
         """Return one to look at in this round; None if there is none. `later` must follow."""
         if self._ready:
             return self._ready.popleft()
@@ -73,7 +77,7 @@ class DeadlineWatch:
                 return one
         return None
 
-    def later(self, one: Timed, at: float | None, now: float) -> None:
+    def later(self, one: One, at: float | None, now: float) -> None:
         """Look at `one` again `at` that time; None for never.
 
         If that is `now`, in this round, but after all others.

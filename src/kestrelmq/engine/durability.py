@@ -209,7 +209,7 @@ class GroupCommit:
         self.dirty: list[Committable] = []
         self._followers: list[set[Committable]] = []
         self.syncs = SyncScheduler()
-        self.deadlines = DeadlineWatch()
+        self.deadlines: DeadlineWatch[Timed] = DeadlineWatch()
         self.on_timer_needed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
 

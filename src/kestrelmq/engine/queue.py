@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
+from math import inf
 from typing import Final, Protocol
 
 from kestrelmq.clock import Clock, Pause
@@ -716,7 +717,7 @@ class Queue(Committable):
     def limited_expiry(self, added: int, expiry: int) -> int:
         """Return when an item expires here (ms), if no limit is 0: `max_age` may be earlier."""
         max_age = self._limits.max_age
-        if max_age is None or 0 < expiry <= added + max_age:
+        if max_age is None or (expiry and expiry <= added + max_age):
             return expiry
         return added + max_age
 
@@ -2279,39 +2280,75 @@ class Queue(Committable):
         return self.needs_sweep or self.is_draining or self.upkeep_waits
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether `sweep` and `tick` will do nothing before the queue or its settings change.
+    def rests_until(self) -> float:
+        """When `sweep` or `tick` may have something to do next, unless the queue changes earlier.
 
-        Deadlines do not count: `GroupCommit.deadlines` finds them.
-        `GroupCommit.follow` tells which have changed.
+        In ms since the epoch: 0 if they may have now, infinite if never. Deadlines do not count:
+        `GroupCommit.deadlines` finds them. `GroupCommit.follow` tells which queues have changed.
         """
-        return not (
-            self._may_drop_items
+        if (
+            self._has_items_to_drop
             or self.is_draining
             or self.upkeep_waits
-            or self._delayed is not None
             or self.failure is not None
             or self._was_suspect
             or self.changes.prelude
             or self.changes.pending
-            or len(self.backlog.producers) > 0
-            or self.config.max_queue_age is not None
             or (self._upkeep is not None and not self._upkeep.is_idle)
+        ):
+            return 0
+        until = min(self._head_expires_at, self.backlog.producers.forgets_at, self.ends_at)
+        if self._delayed is not None:
+            until = min(until, self._delayed.companion.rests_until)
+        return until
+
+    @property
+    def _head_expires_at(self) -> float:
+        """When the head has to go because it expires (ms since the epoch); infinite if never."""
+        if not self._expiring:
+            return inf
+        if not self.backlog.memory:
+            # An item of an open read that is given back, or of a change, is a change itself.
+            return inf if self.backlog.behind is None else 0
+        head = self.backlog.memory[0]
+        return self.limited_expiry(item_add_time(head), item_expiry(head)) or inf
+
+    @property
+    def ends_at(self) -> float:
+        """When the queue is to be deleted (ms since the epoch); infinite while it is in use."""
+        age = self.config.max_queue_age
+        if age is None or self._is_in_use:
+            return inf
+        return self.create_time + age * 1000
+
+    @property
+    def _is_in_use(self) -> bool:
+        return bool(
+            len(self.backlog)
+            or self.delayed_items
+            or self.delayed_damage is not None
+            or self.open
+            or self.waiters
+            or self.paused
+            or self.remembers_requests
         )
 
     @property
     def needs_sweep(self) -> bool:
         """Whether `sweep` may have something to do, now or later."""
-        return self._may_drop_items or self.next_deadline is not None
+        return self._expiring or self._has_items_to_drop or self.next_deadline is not None
 
     @property
-    def _may_drop_items(self) -> bool:
-        """Whether items may have to go without a change of the queue.
+    def _has_items_to_drop(self) -> bool:
+        """Whether items that do not expire have to go, or such that could not go when they did.
 
-        They may expire, become dead letters, or make room for newer ones.
+        They are dead letters, or make room for newer ones.
         """
         return (
-            self._expiring or bool(self.reads.aside) or self._may_have_dead_head or self._has_excess
+            bool(self.reads.aside)
+            or self._may_have_dead_head
+            or self._has_excess
+            or self._is_blocked
         )
 
     def sweep(self) -> None:

@@ -14,6 +14,7 @@ a queue. Their items are in older files, which are on disk by then, or were read
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Any, Final, NamedTuple
@@ -100,6 +101,14 @@ class Producers:
             self._forget(producer)
         else:
             self._set(producer, before.sequence, before.added)
+
+    @property
+    def forgets_at(self) -> float:
+        """When `forget_old` may forget a producer (ms since the epoch); infinite if there is none.
+
+        One that used the queue again meanwhile is forgotten later.
+        """
+        return inf if self._table is None else (self._oldest + 1) * 1000 + self.ttl
 
     def forget_old(self, now: int) -> bool:
         """Do what `forget_before` does, for those that are to be forgotten `now` (ms)."""

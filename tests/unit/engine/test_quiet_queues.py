@@ -64,6 +64,7 @@ class Looks:
         self._looked.clear()
         self.clock.advance(1)
         self.collection.sweep()
+        self.collection.check_deadlines()
         self.collection.tick()
         self.collection.commits.commit()
         return sorted(self._looked)
@@ -107,13 +108,15 @@ def test_what_expires_is_swept_until_it_has(
     """The others are not."""
     with looks_at(tmp_path, monkeypatch) as queues:
         queues.collection.queues["a"].remove()
-        queues.put("a", expires_in=2500)
-        for _ in range(2):
-            assert queues.looks() == ["a", "swept a"]
+        queues.put("a", expires_in=3500)
+        assert queues.looks() == ["a", "swept a"]
+        assert queues.looks() == []
+        assert queues.looks() == []
         assert len(queues.collection.queues["a"]) == 1
-        while queues.looks():
-            continue
+        assert queues.looks() == ["a", "swept a"]
         assert not len(queues.collection.queues["a"])
+        queues.looks()
+        assert queues.looks() == []
 
 
 @pytest.mark.parametrize("what", ["append", "sync"])
@@ -188,20 +191,72 @@ def test_what_depends_on_time_is_looked_at(tmp_path: Path, monkeypatch: pytest.M
         queues.configure(max_queue_age="10s")
         queues.collection.queues["a"].remove()
         queues.collection.commits.commit()
-        while queues.looks():
-            continue
+        for _ in range(15):
+            queues.looks()
         assert "a" not in queues.collection.queues
         queues.configure(producer_ttl="2s")
         queues.collection.obtain("a").add_once(b"x", PutMark(b"p", 1))
         queues.collection.commits.commit()
-        while queues.looks():
-            continue
+        for _ in range(15):
+            queues.looks()
         assert not len(queues.collection.queues["a"].backlog.producers)
         queues.collection.queues["b"].add_delayed(b"x", queues.clock.now() + 1500)
         queues.collection.commits.commit()
         assert "b" in queues.looks()
         queues.looks()
         assert len(queues.collection.queues["b"]) == 2
+
+
+@pytest.mark.parametrize("what", ["expires", "is delayed", "has a mark", "gets old"])
+def test_what_is_not_due_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """For an hour nobody looks at the queue; then what was due happens within a second."""
+    hour = 3_600_000
+    with looks_at(tmp_path, monkeypatch) as queues:
+        now, queue = queues.clock.now(), queues.collection.queues["a"]
+        queue.remove()
+        match what:
+            case "expires":
+                queue.add(b"x", now + hour)
+            case "is delayed":
+                queue.add_delayed(b"x", now + hour)
+            case "has a mark":
+                queues.configure(producer_ttl="1h")
+                queue.add_once(b"x", PutMark(b"p", 1))
+            case _:
+                queues.configure(max_queue_age="1h")
+        queues.collection.commits.commit()
+        while queues.looks():
+            continue
+        assert queues.clock.now() - now < 10_000
+        queues.clock.advance(hour / 1000 - 30)
+        assert queues.looks() == []
+        queues.clock.advance(30)
+        queues.looks()
+        happened = {
+            "expires": not len(queue),
+            "is delayed": len(queue) == 1 and not queue.delayed_items,
+            "has a mark": not len(queue.backlog.producers),
+            "gets old": "a" not in queues.collection.queues,
+        }
+        assert happened[what]
+
+
+def test_a_clock_that_is_set_back_delays_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What expires at a time of the wall clock is looked at when the clock shows it, not before."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        queues.collection.queues["a"].remove()
+        queues.put("a", expires_in=10_000)
+        queues.looks()
+        queues.clock.step(-60_000)
+        for _ in range(3):
+            assert queues.looks() == []
+        queues.clock.step(120_000)
+        assert queues.looks() == ["a", "swept a"]
+        assert not len(queues.collection.queues["a"])
 
 
 def test_a_deleted_queue_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

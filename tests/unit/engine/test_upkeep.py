@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import NoReturn
 
@@ -602,7 +603,7 @@ def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
         assert queue.journal.size < 2 * CONFIG.default_journal_size
         assert len(packs(path)) > 2
         assert first < on_disk(path).keys()
-        assert not queue.is_quiet
+        assert not queue.rests_until
         clock.advance(0.1)
         collection.tick()
         assert not first & on_disk(path).keys()
@@ -633,7 +634,7 @@ def test_the_newest_pack_drops_its_name_when_all_is_gone_that_it_replaces(tmp_pa
         clock.advance(9.9)
         collection.tick()
         assert not packs(tmp_path)
-        assert queue.is_quiet
+        assert queue.rests_until == inf
         assert sorted(on_disk(tmp_path)) == sorted(journal.files)
         assert journal.size == sum(on_disk(tmp_path).values())
 
