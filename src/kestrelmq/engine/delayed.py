@@ -41,8 +41,6 @@ SLICE_ITEMS: Final = 200
 """Most items that join, or are confirmed, at once: this takes two or three milliseconds."""
 _SYNC_PERIOD: Final = 1.0
 """Least seconds between two syncs of what joined, and until a failed step is tried again."""
-_LONGEST_SLEEP: Final = 60.0
-"""Seconds after which the time is checked again, because the clock may have been set."""
 _DROPPED_AT_ONCE: Final = 500
 """Most items that a flush drops at once."""
 _XID_BITS: Final = 32
@@ -188,6 +186,8 @@ class DelayedItems(Generic[AnyCompanion]):
     def next_step(self, now: int, at: float) -> float | None:
         """Return when something has to be done next (monotonic seconds); None if nothing has to.
 
+        That changes if the clock is set: the caller must ask again then.
+
         Args:
             now: the time (ms).
             at: the same in monotonic seconds.
@@ -196,7 +196,7 @@ class DelayedItems(Generic[AnyCompanion]):
         due = None if self.is_writing else self._next_due
         if due is not None:
             wait = max(0.0, (due - now) / 1000)
-            steps.append(max(self._join_at, at + min(wait, _LONGEST_SLEEP)))
+            steps.append(max(self._join_at, at + wait))
         if self._safe:
             steps.append(max(self._join_at, at))
         elif len(self.joined):

@@ -96,13 +96,13 @@ def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
     spool.close()
 
 
-@pytest.mark.parametrize(("delay", "wait"), [(5, 5), (3600, 60)])
-def test_it_is_looked_at_when_it_is_due(tmp_path: Path, delay: float, wait: float) -> None:
-    """But after a minute at the latest, for the clock may be set meanwhile."""
+@pytest.mark.parametrize("delay", [5, 3600])
+def test_it_is_looked_at_when_it_is_due(tmp_path: Path, delay: float) -> None:
+    """Not before, however long that is: there may be a hundred thousand queues that have one."""
     spool = Spool(tmp_path)
     spool.delay(b"later", delay)
     spool.advance(0.5)
-    assert spool.queue().next_deadline == spool.clock.monotonic() + min(delay - 0.5, wait)
+    assert spool.queue().next_deadline == spool.clock.monotonic() + delay - 0.5
     spool.close()
 
 
