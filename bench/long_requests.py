@@ -28,6 +28,7 @@ from bench.stalls import connect, server
 ITEM: Final = b"x" * 64
 GOAL: Final = 20.0
 """Milliseconds."""
+_CHILDREN: Final = 1000
 _LARGE: Final = 100 << 20
 _LARGE_FRAME: Final = 60 << 20
 _LARGE_BODY: Final = 6 << 20
@@ -316,6 +317,19 @@ def _large_set_delayed(server: Server) -> Callable[[], object]:
     return _large_set(server, b"q/delay=600000")
 
 
+def _delayed_for_children(server: Server) -> Callable[[], object]:
+    client = server.client()
+    for number in range(_CHILDREN):
+        client.send(b"set many+%d 0 0 1\r\nx\r\n" % number)
+        client.line()
+
+    def run() -> None:
+        client.send(b"set many/delay=600000 0 0 1\r\nx\r\n")
+        client.line()
+
+    return run
+
+
 def _large_set_in_memory(server: Server) -> Callable[[], object]:
     return _large_set(server, b"memory")
 
@@ -492,6 +506,7 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "finish 1,000": _finished,
     "flush": _filled(b"flush q\r\n"),
     "delete": _filled(b"delete q\r\n"),
+    "delayed set, 1,000 children": _delayed_for_children,
     "set of 100 MiB": _large_set,
     "set of 100 MiB, old queue": _second_large_set,
     "set of 100 MiB, 3 children": _large_set_to_children,

@@ -5,6 +5,7 @@ known but unusable; its files are not touched. Queues may be loaded while others
 `startup` and `loading_queues`.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import replace
@@ -313,6 +314,18 @@ class QueueCollection:
                 self.queues[leaf].check_writes()
         for queue in self.destinations(name):
             queue.refusals.count("too_large")
+
+    def beginning_to_delay(self, name: str) -> Generator[None, None, None]:
+        """Let the queues that an add to `name` is written to begin to keep delayed items.
+
+        Yields after each that did: a queue may have a thousand fanout children. A queue that cannot
+        is passed over.
+        """
+        for leaf in self.leaves(name):
+            with contextlib.suppress(KestrelError):  # adding an item says so, too
+                for queue in self.obtain(leaf).targets:
+                    if queue.begin_delaying():
+                        yield
 
     def destinations(self, name: str, *, delayed: bool = False) -> list[Queue]:
         """Return the loaded queues that an add to `name` is written to.

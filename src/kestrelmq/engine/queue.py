@@ -949,8 +949,20 @@ class Queue(Committable):
         self._commits.watch_deadlines(self)
         return True
 
+    def begin_delaying(self) -> bool:
+        """Begin to keep delayed items, unless none can be added now; return whether it did.
+
+        It creates a file, which takes up to a millisecond.
+        """
+        if self._delayed is None and not self._limits.fanout_only:
+            with contextlib.suppress(QueueUnavailable):  # adding an item says so, too
+                if self.has_room(0):
+                    self._new_delayed()
+                    return True
+        return False
+
     def _new_delayed(self) -> "DelayedItems[Queue]":
-        """Begin to keep delayed items. Raises QueueUnavailable."""
+        """Do what `begin_delaying` does; return the delayed items. Raises QueueUnavailable."""
         if self.delayed_damage is not None:
             raise QueueUnavailable(self.delayed_damage)
         journal = self.journal
@@ -1187,12 +1199,8 @@ class Queue(Committable):
             return None
         if not is_delayed:
             return self
+        self.begin_delaying()
         delayed = self._delayed
-        if delayed is None:
-            if not self.has_room(0):
-                return None
-            with contextlib.suppress(QueueUnavailable):  # adding the item says so, too
-                delayed = self._new_delayed()
         if delayed is None or not delayed.companion.can_write_ahead:
             return None
         return delayed.companion

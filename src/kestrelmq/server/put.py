@@ -1,6 +1,7 @@
 """Adding items, for every protocol, except the small memcache `set` of the hot path.
 
-A thread writes large items first, so that other clients need not wait (`WrittenAhead`). Then the
+If the items are delayed, the queues that keep no such items yet begin to, one after the other. A
+thread writes large items first, so that other clients need not wait (`WrittenAhead`). Then the
 items are added, one slice per turn, until one is refused. A slice is written to the journal before
 the next one begins. If a later slice cannot be written, the earlier ones stay and the answer counts
 them; if the first cannot, the answer is the error and nothing was added. A crash leaves the slices
@@ -8,7 +9,7 @@ that were written, none of them acknowledged.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,12 +23,16 @@ from kestrelmq.marks import PutMark
 from kestrelmq.server.changes import run_job
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.replies import Queues
 
 SLICE_ITEMS: Final = 500
 """The most items of a slice, a copy for each queue; adding so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
+
+_ENDED: Final = object()
+"""What `next` returns instead when a generator has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,8 @@ async def put(
     context: ServerContext, name: str, data: bytes, times: ItemTimes, mark: PutMark | None = None
 ) -> bool:
     """Do what `QueueCollection.add` does; a thread writes a large item first."""
+    if times.due:
+        await in_slices(context.collection.beginning_to_delay(name), context.turns)
     large = prepared(context, name, times, mark) if len(data) >= WRITE_AHEAD_SIZE else None
     if large is None:
         return context.collection.add(name, data, times.expiry, due=times.due, mark=mark)
@@ -92,6 +99,7 @@ class PendingPut(PendingRequest):
 
     __slots__ = (
         "_answer",
+        "_beginning",
         "_connection",
         "_context",
         "_is_cancelled",
@@ -143,6 +151,8 @@ class PendingPut(PendingRequest):
         self._next = self._written = self._place = 0
         self._turn = -1
         self._is_writing = self._is_cancelled = False
+        # Lets queues begin to keep delayed items; None once that is done, or not needed.
+        self._beginning: Generator[None, None, None] | None = None
         self._record: bytes | None = None
         self._large: dict[int, LargePut] = {}
 
@@ -158,16 +168,26 @@ class PendingPut(PendingRequest):
         try:
             context.check_writable()
             context.check_client(name, write=True)
-            places = [
-                place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE
-            ]
-            large = {}
+        except KestrelError as error:
+            self._refuse(error)
+            return
+        if self._times.due:
+            self._beginning = context.collection.beginning_to_delay(name)
+            self.resume()
+        else:
+            self._write_large()
+
+    def _write_large(self) -> None:
+        """Have a thread write the large items; add all at once if there are none."""
+        places = [place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE]
+        large = {}
+        try:
             for place in places:
-                one = prepared(context, name, self._times, self._mark_of(place))
+                one = prepared(self._context, self._name, self._times, self._mark_of(place))
                 if one is not None:
                     large[place] = one
         except KestrelError as error:
-            self._refuse(error)
+            self._fail(error)
             return
         if large:
             self._write(large)
@@ -222,13 +242,18 @@ class PendingPut(PendingRequest):
             self._fail(KestrelError("internal error"))
 
     def resume(self) -> None:
-        """Add the next slice, once the one before is written and this turn has time for it."""
+        """Do the next step, once the one before is written and this turn has time for it."""
         turns = self._context.turns
-        if turns.turn_count == self._turn or turns.slow_share_is_over():
-            self._connection.yield_turn()
-            self._connection.resume_later(self)
-        else:
-            self._add()
+        while turns.turn_count != self._turn and not turns.slow_share_is_over():
+            if self._beginning is None:
+                self._add()
+                return
+            if next(self._beginning, _ENDED) is _ENDED:
+                self._beginning = None
+                self._write_large()
+                return
+        self._connection.yield_turn()
+        self._connection.resume_later(self)
 
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
