@@ -115,6 +115,10 @@ class PendingRequest:
     def input_arrived(self) -> None:
         """Take note that the client sent something while this request waits for an item."""
 
+    def input_ended(self) -> None:
+        """Answer now, without the item that this request waits for: the client is perhaps gone."""
+        raise NotImplementedError
+
     def cancel(self) -> None:
         """End, and give back what was taken for the client, which is gone."""
         raise NotImplementedError
@@ -558,11 +562,15 @@ class Connection(TurnConnection):
             # The end is received again once the request is done and the input after it applied.
             self._watch(self._events & ~_IN)
             return
-        if self.paused or not self.has_unsent:
+        if not self.paused and not self.has_unsent:
             self.close()
             return
+        # A client that waits for an item may be gone, or have closed only its own side. It gets no
+        # item, which might be lost, but an answer.
         self.closing = True
         self._watch(self._events & ~_IN)
+        if self.pending is not None:
+            self.guard(self.pending.input_ended)
 
     def close(self) -> None:
         """Close the connection now: cancel its request, and give back what its session holds."""

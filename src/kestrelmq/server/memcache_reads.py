@@ -226,6 +226,12 @@ class MemcacheGet(ReadHandler):
         self._connection.request_done()
         self.proceed()
 
+    def give_up(self) -> None:
+        """Send END, but no items of earlier keys: they are given back."""
+        self._parts.clear()
+        self._hands_out = False
+        self._send([END])
+
     def cancel(self) -> None:
         """Add the items taken to the connection's open reads, which are given back."""
         # A plain key is refused while its queue has open reads: those there now are newer.
@@ -382,6 +388,10 @@ class MemcacheMonitor(ReadHandler):
         return True
 
     def end(self, queue: Queue | None) -> None:  # noqa: ARG002 # every monitor ends alike
+        """Send END."""
+        self._connection.push(END)
+
+    def give_up(self) -> None:
         """Send END."""
         self._connection.push(END)
 

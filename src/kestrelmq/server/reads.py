@@ -1,10 +1,11 @@
 """Reading from a queue, possibly with a wait, and the open reads of a connection.
 
-`PendingRead` takes items for the commands of every protocol. It ends in exactly one of four ways:
+`PendingRead` takes items for the commands of every protocol. It ends in exactly one of five ways:
 
     ReadHandler.take is False   the handler needs no more items, or cannot send this one
     ReadHandler.end             there are enough items, or no time is left
     ReadHandler.fail            the queue cannot be read, or not any further
+    ReadHandler.give_up         the client sends nothing more, and is perhaps gone
     ReadHandler.cancel          the client is gone
 """
 
@@ -54,6 +55,10 @@ class ReadHandler(PendingRequest):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error: the queue cannot be read, or not any further."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Send the answer that there is no item; `cancel` was called, and the connection closes."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -257,6 +262,12 @@ class PendingRead(PendingRequest):
         queue = self._queue
         if self._is_waiting:
             self._connection.guard(lambda: self._finish().end(queue))
+
+    def input_ended(self) -> None:
+        """Stop waiting, give back what was not sent to the client, and answer."""
+        handler = self._finish()
+        handler.cancel()
+        handler.give_up()
 
     def cancel(self) -> None:
         """Stop waiting, and give back what was not sent to the client, which is gone."""

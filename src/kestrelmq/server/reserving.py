@@ -176,6 +176,10 @@ class PendingReserve(PendingRequest):
         """End the wait: the next command does."""
         self._end_wait()
 
+    def input_ended(self) -> None:
+        """End the wait: no command follows, and nothing is reserved for a client that is gone."""
+        self._end_wait()
+
     def is_answer(self, reply: bytes) -> bool:
         """Whether `reply` has what was taken here.
 

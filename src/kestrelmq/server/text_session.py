@@ -421,6 +421,10 @@ class TextRead(ReadHandler):
             queue.get_misses += isinstance(self._command, Get)
         self._connection.push(text.NO_ITEM, queue)
 
+    def give_up(self) -> None:
+        """Send the same."""
+        self._connection.push(text.NO_ITEM)
+
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the read."""
         self._connection.push(text.error_reply(str(error)))

@@ -223,6 +223,10 @@ class ThriftGet(ReadHandler):
         else:
             self._refuse(error)
 
+    def give_up(self) -> None:
+        """Answer without items."""
+        self._answer([], self._queue)
+
     def cancel(self) -> None:
         """Give back the items that were read."""
         if self._queue is not None:
