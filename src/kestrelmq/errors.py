@@ -56,6 +56,10 @@ class QueueUnavailable(KestrelError):  # noqa: N818
     """The queue cannot be used: it was closed, is damaged, or its items cannot be read."""
 
 
+class ReservedMemoryFull(QueueUnavailable):
+    """The reserved items of the queue take all the memory they may, so no more are reserved."""
+
+
 class TagRefused(KestrelError, ValueError):  # noqa: N818
     """A tag or an epoch of a reserved read that cannot be used; nothing was changed."""
 

@@ -55,7 +55,7 @@ from kestrelmq.engine.refusals import RefusalReason, Refusals
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
-from kestrelmq.errors import JournalError, QueueUnavailable, TagRefused
+from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
@@ -1733,13 +1733,16 @@ class Queue(Committable):
             most_bytes: after so many bytes of data, no more items are taken.
 
         Raises:
-            QueueUnavailable: as `remove`; or reserved items take too much memory already.
+            QueueUnavailable: as `remove`.
+            ReservedMemoryFull: there is an item, but reserved ones take too much memory already.
             TagRefused: the tag is retired, or there are too many tags.
         """
         self.check_tag(terms.tag, is_new=True)
         memory = self.reads.reserved.size
         if memory >= max(self.config.max_memory_size, RESERVED_MEMORY):
-            raise QueueUnavailable(
+            if not self._has_head():
+                return None
+            raise ReservedMemoryFull(
                 f"the reserved items of queue {self.name} take {memory} bytes of memory, which is "
                 "max_memory_size or more; finish or release some"
             )

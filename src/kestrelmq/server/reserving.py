@@ -21,7 +21,12 @@ from typing import Final, TypeAlias
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import KestrelError, NoDeadLetterQueue, QueueUnavailable
+from kestrelmq.errors import (
+    KestrelError,
+    NoDeadLetterQueue,
+    QueueUnavailable,
+    ReservedMemoryFull,
+)
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 from kestrelmq.protocol.reserving import (
@@ -265,11 +270,19 @@ class PendingReserve(PendingRequest):
         return bool(done)
 
     def _take(self, queues: list[Queue]) -> None:
-        """Reserve items; what was taken is kept if a later queue fails."""
+        """Reserve items; what was taken is kept if a later queue fails.
+
+        A queue whose reserved items take all the memory they may has none for now: readers who wait
+        for it to be read would be locked out of the queues behind it.
+        """
         left, room = self._count, OUTPUT_LIMIT
+        full: ReservedMemoryFull | None = None
         for queue in queues:
             try:
                 reservation = queue.reserve(self._terms, int.from_bytes(os.urandom(8)), left, room)
+            except ReservedMemoryFull as error:
+                full = full or error
+                continue
             except KestrelError:
                 if not self._taken:
                     raise
@@ -285,6 +298,8 @@ class PendingReserve(PendingRequest):
             )
             if left <= 0 or room <= 0:
                 return
+        if full is not None and not self._taken:
+            raise full
 
     def _answer(self, reserved: Reserved) -> None:
         """Send the answer, and wait until the socket has it."""

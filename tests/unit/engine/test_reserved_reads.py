@@ -12,7 +12,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.changes import ReadsReserved
 from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.errors import QueueUnavailable, TagRefused
+from kestrelmq.errors import QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import (
@@ -966,9 +966,13 @@ def test_reserved_items_take_only_so_much_memory(tmp_path: Path) -> None:
     assert spool.queue().reads.reserved.size == len(large) + ADDX_HEADER + OVERHEAD
     others = [spool.reads(1) for _ in range(3)]
     for _ in range(2):
-        with pytest.raises(QueueUnavailable, match="max_memory_size"):
+        with pytest.raises(ReservedMemoryFull, match="max_memory_size"):
             spool.reserve()
         spool.kill()
+    while spool.take() is not None:
+        pass
+    assert spool.reserve() is None
+    spool.add(large, large)
     assert spool.finish(first) == 1
     assert spool.reads(1)
     for reads in others:

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
+from kestrelmq.engine.queue import RESERVED_MEMORY
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -291,6 +292,33 @@ def test_a_wait_at_two_queues_is_answered_once(tmp_path: Path) -> None:
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
         assert waiting(turning, "jobs") == [(b"g", 0), (b"m", 0)]
+
+
+@pytest.mark.parametrize("protocol", ["memcache", "text"])
+def test_a_queue_whose_reserved_items_fill_its_memory_is_passed_over(
+    tmp_path: Path, protocol: str
+) -> None:
+    """It has no item for now; those behind it are asked, and only then is it an error."""
+    end = {"memcache": b"END\r\n", "text": b"*\n"}[protocol]
+
+    async def scenario() -> None:
+        await put(turning, b"r" * RESERVED_MEMORY, name=b"high")
+        holder, client = turning.connect("memcache"), turning.connect(protocol)
+        await ask(turning, holder, b"reserve high 1 lease=9999\r\n", b"END\r\n")
+        await put(turning, b"1", b"2", name=b"low")
+        request = b"reserve high,low 1 lease=9999 t=9999\r\n"
+        assert b"low" in await ask(turning, client, request, end)
+        await put(turning, b"h", name=b"high")
+        assert b"low" in await ask(turning, client, request, end)
+        refused = await ask(turning, client, request, b"\n")
+        assert refused.startswith((b"SERVER_ERROR the reserved items", b"-the reserved items"))
+        await turning.hang_up(client)
+        await turning.hang_up(holder)
+
+    config = ServerConfig(queue_path=tmp_path, default=QueueConfig(max_memory_size=0))
+    with Turning(tmp_path, config) as turning:
+        turning.run(scenario())
+        assert waiting(turning, "high") == [(b"h", 0)]
 
 
 def test_an_owner_with_many_reads_is_released_in_slices(tmp_path: Path) -> None:
