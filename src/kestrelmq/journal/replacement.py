@@ -105,17 +105,17 @@ def open_read_records(
             ADD_XID keeps its xid when it is opened again, but those records were written for items
             without an xid. So ADDX is used then, and the xids come from the counter.
     """
-    # The counter never gives 0, but a read of the other dialect may have that xid.
+    # No counter gives 0; only an item that was added with ADD_XID 0 has that xid. Readers that
+    # count for such items, too, open it under one that no other read has.
     instead_of_0 = next_xid(0, reads) if 0 in reads else 0
     for xid, found in chain.from_iterable(reads.drain()):
         record = found if is_live is None or is_live(xid) else _DEAD_READ
         if dialect == "kestrel-2":
             yield counted(record, last_xid) + remove_tentative_xid(xid)
             continue
-        read_xid = xid or instead_of_0
-        deliveries, before = item_deliveries(record), xid_before(read_xid)
+        deliveries, before = item_deliveries(record), xid_before(xid or instead_of_0)
         prelude = deliveries_note(deliveries, before) if deliveries else save_xid(before)
-        added = record if followed else add_xid(read_xid, record)
+        added = record if followed and xid else add_xid(xid, record)
         yield prelude + added + REMOVE_TENTATIVE_RECORD
     if dialect != "kestrel-2":
         yield save_xid(last_xid)

@@ -148,12 +148,13 @@ def test_open_reads_that_we_write(
 
 
 def test_an_open_read_without_a_number(tmp_path: Path) -> None:
-    """Kestrel 2 can name an xid 0, which no counter gives: a free one takes its place."""
-    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
-    raw = b"".join(open_read_records("documented", 40, reads))
-    for keeps_xid in (True, False):
-        reading = Reading(keeps_xid)
-        reading.file(raw)
-        assert reading.reads == {2: b"0", 1: b"1"}
-    (tmp_path / "q").write_bytes(raw)
-    assert loaded(tmp_path, "q") == [b"1", b"0"]
+    """No counter gives 0: it is kept, but readers that always count open it under a free one."""
+    for followed in (False, True):
+        reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
+        raw = b"".join(open_read_records("documented", 40, reads, followed=followed))
+        for keeps_xid in (True, False):
+            reading = Reading(keeps_xid)
+            reading.file(raw)
+            assert reading.reads == {0 if keeps_xid else 2: b"0", 1: b"1"}
+        (tmp_path / "q").write_bytes(raw)
+        assert loaded(tmp_path, "q") == [b"0", b"1"]
