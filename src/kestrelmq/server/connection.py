@@ -115,6 +115,10 @@ class PendingRequest:
     def input_arrived(self) -> None:
         """Take note that the client sent something while this request waits for an item."""
 
+    def end_wait(self) -> None:
+        """Answer now, as when the time is up, if this request waits for an item."""
+        raise NotImplementedError
+
     def input_ended(self) -> None:
         """Answer now, without the item that this request waits for: the client is perhaps gone."""
         raise NotImplementedError

@@ -16,7 +16,7 @@ from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import LATEST
 from kestrelmq.server.browsing import Browser
-from kestrelmq.server.connection import Connection
+from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
@@ -61,6 +61,7 @@ class ServerContext:
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
         connections: the open connections of clients, by their ids.
+        waiting: the requests that wait for an item, and perhaps some that have waited.
         browser: shows items that stay in their queues.
         actions: decides who may act on the whole server.
         started: when the server started (monotonic seconds).
@@ -76,12 +77,14 @@ class ServerContext:
     reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
     connections: dict[int, Connection] = field(default_factory=dict)
+    waiting: dict[PendingRequest, None] = field(default_factory=dict)
     browser: Browser = field(default_factory=Browser)
     actions: ServerActionGuard = field(init=False)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.actions = ServerActionGuard(self.config)
+        self.status.on_quiescent = lambda: self.finish_in_slices(self._ending_waits())
 
     @property
     def latencies(self) -> Latencies:
@@ -147,6 +150,13 @@ class ServerContext:
         If the server stops before it is done, the rest is not.
         """
         SlicedWork(self.turns, work).resume()
+
+    def _ending_waits(self) -> Generator[None, None, None]:
+        """End the waits for an item: the status, which allowed them, allows no reads any more."""
+        while self.waiting and not self.status.reads_allowed:
+            request, _ = self.waiting.popitem()
+            request.end_wait()
+            yield
 
     def item_times(self, lifetime: int, delay: int) -> ItemTimes:
         """Return the times of an item that is delayed by `delay` ms and lives for `lifetime` ms.

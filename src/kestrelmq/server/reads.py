@@ -227,6 +227,7 @@ class PendingRead(PendingRequest):
             self._finish().end(queue)
         elif self._connection.wait_for_item(self):
             self._is_waiting = True
+            self._context.waiting[self] = None
             if self._timer is None:
                 self._timer = self._context.loop.call_later(remaining, self._time_out)
             if queue is not None:
@@ -259,6 +260,10 @@ class PendingRead(PendingRequest):
     def _time_out(self) -> None:
         """Answer, unless the read is to be resumed; it then checks the deadline itself."""
         self._timer = None
+        self.end_wait()
+
+    def end_wait(self) -> None:
+        """Answer with what was read so far, if it waits."""
         queue = self._queue
         if self._is_waiting:
             self._connection.guard(lambda: self._finish().end(queue))
@@ -281,6 +286,7 @@ class PendingRead(PendingRequest):
             self._queue.cancel_wait(self._waiter)
         self._timer = self._waiter = self._queue = None
         self._is_waiting = False
+        self._context.waiting.pop(self, None)
         handler, self._handler = self._handler, _NO_HANDLER
         self._connection.request_done()
         return handler

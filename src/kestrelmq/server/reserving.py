@@ -337,6 +337,7 @@ class PendingReserve(PendingRequest):
                 queue.get_misses += 1
             self._answer([])
         elif self._requester.wait_for_item(self):
+            self._context.waiting[self] = None
             self._timer = self._context.loop.call_later(remaining, self._time_out)
             for queue in queues:
                 waiter = Waiter(ReadMode.PEEK, self._item_arrived, self._item_failed)
@@ -347,6 +348,7 @@ class PendingReserve(PendingRequest):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._context.waiting.pop(self, None)
         waiting, self._waiting = self._waiting, []
         for queue, waiter in waiting:
             queue.cancel_wait(waiter)
@@ -372,6 +374,10 @@ class PendingReserve(PendingRequest):
         self._timer = None
         for queue, _ in self._waiting:
             queue.get_misses += 1
+        self.end_wait()
+
+    def end_wait(self) -> None:
+        """Answer without an item."""
         self._requester.guard(self._end_wait)
 
     def _end_wait(self) -> None:

@@ -137,6 +137,7 @@ class ServerStatus:
         writes_allowed: whether adds, flushes and deletes are served now.
         all_allowed: whether both are; the hot path checks this.
         listeners: the functions to notify of changes, in this order.
+        on_quiescent: called when QUIESCENT is enforced.
     """
 
     __slots__ = (
@@ -151,6 +152,7 @@ class ServerStatus:
         "_timer",
         "all_allowed",
         "listeners",
+        "on_quiescent",
         "reads_allowed",
         "since",
         "status",
@@ -193,6 +195,7 @@ class ServerStatus:
         self._timer: Cancellable | None = None
         self._acting = _Countdown(0, self._enforce)
         self.listeners: list[StatusListener] = []
+        self.on_quiescent: Callable[[], None] = lambda: None
         self.status = default
         self.since = clock.now()
         self._allow(default.allows_reads, default.allows_writes)
@@ -277,6 +280,8 @@ class ServerStatus:
     def _enforce(self) -> None:
         self._timer = None
         self._allow(self.status.allows_reads, self.status.allows_writes)
+        if self.status is Status.QUIESCENT:
+            self.on_quiescent()
 
     def _allow(self, reads: bool, writes: bool) -> None:  # noqa: FBT001
         self.reads_allowed = reads
