@@ -16,6 +16,7 @@ from typing import Final, Literal
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
+from kestrelmq.server.event_loop import END_OF_INPUT
 from kestrelmq.server.replies import OUTPUT_LIMIT, LatePart, Part, Queues, Replies
 from kestrelmq.server.turns import TurnConnection, TurnLoop
 
@@ -40,6 +41,7 @@ _OUT: Final = selectors.EVENT_WRITE
 _READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT_READ
 _WRITABLE: Final = select.EPOLLOUT if sys.platform == "linux" else selectors.EVENT_WRITE
 _GONE: Final = (select.EPOLLHUP | select.EPOLLERR) if sys.platform == "linux" else 0
+_INPUT_ENDED: Final = select.EPOLLRDHUP if sys.platform == "linux" else 0
 
 log = logging.getLogger(__name__)
 
@@ -229,6 +231,7 @@ class Connection(TurnConnection):
             if self.paused:
                 if self._buffered > READ_AHEAD:
                     self._watch(self._events & ~_IN)
+                    self._watch_for_end()
                 self._tell_waiting()
                 return
             if self._buffered < self._session.bytes_needed:
@@ -276,7 +279,22 @@ class Connection(TurnConnection):
             return False
         self.pending = request
         self.paused |= _WAITING
+        self._watch_for_end()
         return True
+
+    def _watch_for_end(self) -> None:
+        """Watch for the end of the client, if a request waits for an item and no input is read.
+
+        The client may have gone before the wait, or while much input waits behind the request. An
+        item that it is served then would be lost.
+        """
+        if self.paused & _WAITING and not self._events & _IN:
+            self._watch(self._events | END_OF_INPUT)
+
+    def _end_wait(self) -> None:
+        self.paused &= ~_WAITING
+        if self._events & END_OF_INPUT:
+            self._watch(self._events & ~END_OF_INPUT)
 
     def wait_for_work(self, request: PendingRequest) -> None:
         """Pause until `request_done`, while a thread or a task works for `request`."""
@@ -291,7 +309,8 @@ class Connection(TurnConnection):
     def resume_later(self, request: PendingRequest) -> None:
         """Resume `request` once the client has read its replies and others have been served."""
         self.pending = request
-        self.paused &= ~(_WAITING | _WORKING)
+        self._end_wait()
+        self.paused &= ~_WORKING
         if not self.paused:
             self.yield_turn()
 
@@ -299,7 +318,8 @@ class Connection(TurnConnection):
         """End the request, which was answered, and go on with the input after it."""
         self.pending = None
         if self.paused & (_WAITING | _WORKING):
-            self.paused &= ~(_WAITING | _WORKING)
+            self._end_wait()
+            self.paused &= ~_WORKING
             if not self.paused:
                 self.yield_turn()
 
@@ -511,6 +531,8 @@ class Connection(TurnConnection):
             self._send_rest()
         if mask & _READABLE and not self._is_closed:
             self.on_input()
+        elif mask & _INPUT_ENDED and self.paused & _WAITING:
+            self._end_of_input()
 
     def _send_rest(self) -> None:
         try:

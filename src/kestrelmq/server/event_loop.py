@@ -15,6 +15,10 @@ MAX_EVENTS: Final = 512
 READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVENT_READ
 """The event mask of a descriptor that has only input."""
 
+END_OF_INPUT: Final = 4
+"""Besides `selectors.EVENT_READ` and `EVENT_WRITE`: the client sends nothing more, even if some of
+its input was not read yet."""
+
 _Arguments = TypeVarTuple("_Arguments")
 
 RunTurns = Callable[[float | None], list[tuple[int, int]]]
@@ -67,6 +71,7 @@ class TurnSelector(_Selector):
             """Change the events to wait for; the end of a connection is always an event."""
             mask = select.EPOLLIN if events & selectors.EVENT_READ else 0
             mask |= select.EPOLLOUT if events & selectors.EVENT_WRITE else 0
+            mask |= select.EPOLLRDHUP if events & END_OF_INPUT else 0
             self._epoll.modify(descriptor, mask)
 
     else:
@@ -74,7 +79,7 @@ class TurnSelector(_Selector):
         def watch(self, descriptor: int, events: int) -> None:
             """Change the events to wait for; the end of a connection is always an event."""
             # Other selectors need at least one event.
-            self.modify(descriptor, events or selectors.EVENT_READ)
+            self.modify(descriptor, events & ~END_OF_INPUT or selectors.EVENT_READ)
 
         def _poll(self, timeout: float, _most: int) -> list[tuple[int, int]]:
             found = super().select(None if timeout < 0 else timeout)

@@ -78,3 +78,26 @@ def test_a_waiting_request_is_answered_without_an_item(tmp_path: Path, kind: str
 
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
+
+
+LATE = {
+    "behind a request that took several turns": b"stats\r\n" + b"get work/t=60000\r\n",
+    "before more input than is buffered": b"get work/t=60000\r\n" + b"version\r\n" * 9000,
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_the_end_of_input_that_is_not_read_ends_a_wait(tmp_path: Path, kind: str) -> None:
+    """The server reads no input while the request waits, but does not give it an item."""
+
+    async def scenario() -> None:
+        client = turning.connect("memcache")
+        client.sendall(LATE[kind])
+        client.shutdown(socket.SHUT_WR)
+        await turning.receive(client, b"END\r\n")
+        await turning.until(lambda: not turning.connections)
+        assert turning.collection.obtain("work").waiting_readers == 0
+        client.close()
+
+    with Turning(tmp_path) as turning:
+        turning.run(scenario())
