@@ -291,3 +291,22 @@ def test_the_console_is_served_and_cached_by_its_tag(shared: Admin) -> None:
 def test_only_the_console_is_served(shared: Admin, path: str) -> None:
     """No path leads to another file."""
     assert shared.get(path).status == 404
+
+
+def test_head_is_answered_wherever_get_is(admin: Admin) -> None:
+    """With headers and nothing else: the next reply on the connection follows at once."""
+    fill(admin)
+    document = admin.get("/api/v1/openapi.json").json["paths"]
+    paths = ["/", "/console/main.js", "/metrics", "/stats.json", "/stats.txt", "/health"]
+    paths += ["/api/v1/events", "/api/v1/openapi.json"]
+    paths += [path.replace("{name}", "jobs") for path, has in document.items() if "get" in has]
+    connection = http.client.HTTPConnection("127.0.0.1", admin.port, timeout=PATIENCE)
+    for path in paths:
+        connection.request("HEAD", path, headers={"Accept-Encoding": "gzip"})
+        reply = connection.getresponse()
+        assert (path, reply.status, reply.read()) == (path, 200, b"")
+        connection.request("GET", "/ping")
+        assert connection.getresponse().read() == b"pong\n"
+    connection.close()
+    refused = admin.ask("HEAD", "/reload")
+    assert (refused.status, refused.headers["Allow"]) == (405, "POST")

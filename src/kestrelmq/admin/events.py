@@ -61,7 +61,6 @@ class QueueEvents:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Send events until the client disconnects."""
-        watcher = self._admit(request)
         response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
@@ -69,6 +68,10 @@ class QueueEvents:
                 "X-Accel-Buffering": "no",
             }
         )
+        if request.method == "HEAD":
+            await response.prepare(request)
+            return response
+        watcher = self._admit(request)
         try:
             with self._admin.sampler.watching():
                 await response.prepare(request)

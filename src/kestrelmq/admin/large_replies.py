@@ -30,7 +30,14 @@ class LargeReplies:
     async def send(
         self, request: web.Request, content_type: str, render: Callable[[], Awaitable[list[bytes]]]
     ) -> web.StreamResponse:
-        """Send the parts that `render` returns. Raises ApiError: too much is unsent already."""
+        """Send the parts that `render` returns; only headers in reply to a HEAD.
+
+        Raises ApiError: too much is unsent already.
+        """
+        response = web.StreamResponse(headers={"Content-Type": content_type})
+        if request.method == "HEAD":
+            await response.prepare(request)
+            return response
         async with self._rendering:
             if self._held > UNSENT_BUDGET:
                 raise ApiError(
@@ -41,14 +48,13 @@ class LargeReplies:
                 )
             parts = await render()
         size = sum(map(len, parts))
-        response = web.StreamResponse(headers={"Content-Type": content_type})
         response.content_length = size
         response.enable_compression()  # if the client takes it
         self._held += size
         try:
             async with asyncio.timeout(SEND_TIMEOUT):
                 await response.prepare(request)
-                for part in parts if request.method != "HEAD" else ():
+                for part in parts:
                     await response.write(part)
                 await response.write_eof()
         except TimeoutError:

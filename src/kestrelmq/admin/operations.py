@@ -295,7 +295,9 @@ def add_operations(app: web.Application, admin: AdminContext) -> None:
         path = PREFIX + operation.path
         for part, pattern in _PATTERNS.items():
             path = path.replace(part, pattern)
-        app.router.add_route(operation.method, path, _handler(operation, admin, bodies))
+        serve = _handler(operation, admin, bodies)
+        for method in ("GET", "HEAD") if operation.method == "GET" else (operation.method,):
+            app.router.add_route(method, path, serve)
 
 
 def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -> Handler:

@@ -105,7 +105,7 @@ class AdminService:
         app.on_response_prepare.append(add_headers)
         add_operations(app, admin)
         Endpoints(admin.context).add_to(app)
-        app.router.add_get("/api/v1/events", events.serve, allow_head=False)
+        app.router.add_get("/api/v1/events", events.serve)
         Console(STATIC).add_to(app)
         return app
 

@@ -56,6 +56,8 @@ async def export_items(call: Call) -> web.StreamResponse:
             part = await anext(parts, None)  # an error so far has a reply of its own
             response = web.StreamResponse(headers=_headers(queue.name))
             await response.prepare(request)
+            if request.method == "HEAD":
+                return response
             try:
                 place = 0
                 while part is not None:
