@@ -11,7 +11,9 @@ from typing import Any, Final, Literal
 
 from kestrelmq.admin.slices import slices
 from kestrelmq.engine.loading_queues import still_loading
+from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import in_slices
 
 ProblemKind = Literal["status", "queue_path", "loading", "damaged", "failing"]
 """status: it forbids reads and writes · queue_path: it was lost · loading: a queue is not loaded
@@ -107,15 +109,14 @@ async def health_of(context: ServerContext) -> Health:
         health.add([Problem("status", None, f"the status is {health.status}")])
     if collection.guard.lost is not None:
         health.add([Problem("queue_path", None, collection.guard.lost)])
-    loading, damaged = list(collection.loading), dict(collection.damaged)
+    loading = list(collection.loading)
     names = await _first_names(loading)
     health.add([Problem("loading", name, still_loading(name)) for name in names], len(loading))
+    damaged = await in_slices(damaged_queues(collection))
     names = await _first_names(damaged)
-    health.add([Problem("damaged", name, str(damaged[name])) for name in names], len(damaged))
+    health.add([Problem("damaged", name, damaged[name]) for name in names], len(damaged))
     async for queues in slices(list(collection.queues.values()), _SLICE):
         for queue in queues:
-            if queue.delayed_damage is not None:
-                health.add([Problem("damaged", queue.name, queue.delayed_damage)])
             if queue.is_failing:
                 reason = f"the journal cannot be written: {queue.problem}"
                 health.add([Problem("failing", queue.name, reason)])

@@ -27,7 +27,7 @@ async def show_server(call: Call) -> Answer:
                 for name, value in await in_slices(context.server_stats())
             },
             status=_status(context.status),
-            damaged=dict(damaged_queues(context.collection)),
+            damaged=await in_slices(damaged_queues(context.collection)),
             loading=sorted(context.collection.loading),
             token_needed=call.admin.token_needed,
             changes_allowed=call.admin.changes_allowed,

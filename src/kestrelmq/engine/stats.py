@@ -1,7 +1,7 @@
 """Reading the statistics that `protocol.stats` declares, from queues and from the server."""
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -154,6 +154,19 @@ def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[
     return heapq.merge(*runs)
 
 
-def damaged_queues(collection: QueueCollection) -> Mapping[str, str]:
-    """Return the queues that could not be loaded, and why."""
-    return {name: str(error) for name, error in collection.damaged.items()}
+def damaged_queues(collection: QueueCollection) -> Generator[None, None, dict[str, str]]:
+    """Return the queues that could not be loaded, or only without their delayed items, and why.
+
+    Yield after each small piece of work.
+    """
+    damaged = {}
+    errors, queues = list(collection.damaged.items()), list(collection.queues.values())
+    for start in range(0, len(errors), _SLICE):
+        damaged.update((name, str(error)) for name, error in errors[start : start + _SLICE])
+        yield
+    for start in range(0, len(queues), _SLICE):
+        for queue in queues[start : start + _SLICE]:
+            if queue.delayed_damage is not None:
+                damaged[queue.name] = queue.delayed_damage
+        yield
+    return damaged
