@@ -9,11 +9,11 @@ from kestrelmq import Client
 from tests.admin.conftest import Admin
 from tests.support.patience import PATIENCE, until
 
-REFUSED = "socket.accept() out of system resource"
+REFUSED = "admin: cannot accept connections: Too many open files"
 
 
-def test_running_out_of_descriptors_is_logged_once_a_second(admin: Admin) -> None:
-    """Each try to accept is logged, and there is one a second; who waited is served later."""
+def test_running_out_of_descriptors_is_logged_now_and_then(admin: Admin) -> None:
+    """At most once in ten seconds, however often it is tried; who waited is served later."""
     process = admin.server.process.pid
     with admin.client() as client:
         client.put("jobs", b"x")  # connects, and opens the journal
@@ -25,7 +25,7 @@ def test_running_out_of_descriptors_is_logged_once_a_second(admin: Admin) -> Non
         try:
             _await_refusal(admin, client)
             refusals = admin.server.output.count(REFUSED)
-            most = 2 + time.monotonic() - begun
+            most = 1 + (time.monotonic() - begun) / 10
         finally:
             resource.prlimit(process, resource.RLIMIT_NOFILE, (soft, hard))
         assert 1 <= refusals <= most

@@ -4,9 +4,9 @@ It runs in the server's event loop and keeps nothing that must survive a crash.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -22,6 +22,7 @@ from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.listener import Exhaustion
 from kestrelmq.server.server_actions import is_loopback
 from kestrelmq.server.sockets import Endpoint, ListeningSocket, endpoints
 
@@ -82,11 +83,12 @@ class AdminService:
             return HttpConnection(connections, server)
 
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_errors_of_accept(Exhaustion(self.name)))
         for endpoint in wanted:
             listening = ListeningSocket(endpoint, config.connection_backlog)
             self._listening.append(listening)
-            # asyncio also uses the backlog as the number of times it calls accept in a row, and it
-            # logs each call that fails for lack of descriptors. So it is given 1, and the socket is
+            # asyncio also uses the backlog as the number of times it calls accept in a row, also
+            # after one that failed for lack of descriptors. So it is given 1, and the socket is
             # then set to the configured backlog again.
             self._servers.append(
                 await loop.create_server(connected, sock=listening.socket, backlog=1)
@@ -127,3 +129,21 @@ class AdminService:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+
+def _errors_of_accept(
+    exhaustion: Exhaustion,
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return a handler of the loop's errors that leaves those of `accept` to `exhaustion`.
+
+    asyncio tries to accept once a second while descriptors lack, and reports each failure.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and "socket" in context:
+            exhaustion.log(error)
+        else:
+            loop.default_exception_handler(context)
+
+    return handle

@@ -2276,11 +2276,12 @@ class Queue(Committable):
 
     def _fail(self, error: OSError) -> JournalError:
         message = f"queue {self.name}: {error}"
-        if str(self.failure) != message:
+        # The next try may fail alike with a temporary file that has another name.
+        if self.failure is None or (error.strerror or message) not in str(self.failure):
             log.error("%s", message, extra={"queue": self.name})
-        self._commits.note_change(self)
-        # The kept error is never raised: its traceback would keep the client's connection alive.
-        self.failure = JournalError(message)
+            self._commits.note_change(self)
+            # What is kept is never raised: its traceback would keep the client's connection alive.
+            self.failure = JournalError(message)
         return JournalError(message)
 
     # --- periodic work ---

@@ -9,6 +9,7 @@ from typing import Final
 
 from kestrelmq.engine.counters import Counters
 from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.logs import LogThrottle
 from kestrelmq.server.sockets import Endpoint, ListeningSocket, is_unix, peer_name
 from kestrelmq.server.turns import TurnLoop
 
@@ -20,6 +21,21 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 log = logging.getLogger(__name__)
 
 SessionFactory = Callable[[Connection], Session]
+
+
+class Exhaustion:
+    """Logs that a listener cannot accept connections: now and then, while that lasts."""
+
+    __slots__ = ("_protocol", "_throttle")
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._throttle = LogThrottle()
+
+    def log(self, error: OSError) -> None:
+        """Log that `accept` failed with `error`, unless it was logged a moment ago."""
+        if self._throttle.count(self._protocol):
+            log.warning("%s: cannot accept connections: %s", self._protocol, error.strerror)
 
 
 class Listener:
@@ -53,6 +69,7 @@ class Listener:
         self._trace = trace
         self._listening: ListeningSocket | None = None
         self._paused: asyncio.TimerHandle | None = None
+        self._exhaustion = Exhaustion(protocol)
 
     def open(self, endpoint: Endpoint, backlog: int) -> Endpoint:
         """Listen; return the endpoint with the port that it got.
@@ -81,7 +98,7 @@ class Listener:
 
     def _pause_accepting(self, error: OSError) -> None:
         """Stop accepting for a moment; clients in the backlog keep waiting."""
-        log.warning("%s: cannot accept connections: %s", self.protocol, error.strerror)
+        self._exhaustion.log(error)
         loop = asyncio.get_running_loop()
         if self._listening is not None:
             loop.remove_reader(self._listening.socket)

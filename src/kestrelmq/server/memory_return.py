@@ -98,7 +98,10 @@ class MemoryReturn:
         self._seen += events
         if events:
             self._tries = _TRIES
-        resident = self._resident()
+        try:
+            resident = self._resident()
+        except OSError:
+            return  # no descriptor is left to look with
         self._least = min(self._least, resident)
         is_quiet = events < _QUIET_EVENTS
         if not self._tries or resident <= _GROWN * self._least:

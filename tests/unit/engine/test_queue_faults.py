@@ -217,6 +217,27 @@ def test_the_statistics_show_what_is_damaged(tmp_path: Path) -> None:
     assert "queue bad cannot be loaded" in found[0][1]
 
 
+def test_a_failure_that_lasts_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though each try, one a second, fails with a temporary file of another name."""
+    fixture = Fixture(tmp_path)
+    fixture.add(b"x")
+    fixture.disk.break_steps()
+    fixture.queue().add(b"refused")
+    assert fixture.collection.commits.commit()
+    failure = str(fixture.queue().failure)
+    for _ in range(3):
+        fixture.clock.advance(1)
+        fixture.collection.tick()
+    assert caplog.messages == [failure] == [str(fixture.queue().failure)]
+    fixture.disk.mend()
+    fixture.clock.advance(1)
+    fixture.collection.tick()
+    assert fixture.queue().failure is None
+    fixture.close()
+
+
 @pytest.mark.parametrize("name", ["jobs~~next-12", "jobs~~ahead-3"])
 def test_what_a_crash_left_of_a_queue_that_never_was_goes(tmp_path: Path, name: str) -> None:
     """A temporary of a queue that has no other file."""

@@ -1,6 +1,7 @@
 """When the server gives memory back that is free again."""
 
 import asyncio
+import errno
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -17,6 +18,7 @@ class Process:
 
     Attributes:
         resident: how large it is.
+        has_descriptors: whether there is one left to find out how large it is.
         served: how many events there were.
         living: how many queues, connections and items it has.
         done: what was called, in order.
@@ -26,6 +28,7 @@ class Process:
 
     def __init__(self) -> None:
         self.resident = 50 * MIB
+        self.has_descriptors = True
         self.served = self.living = 0
         self.done: list[str] = []
         self.now = self.trim_takes = 0.0
@@ -34,9 +37,14 @@ class Process:
             lambda: self.served,
             lambda: self.living,
             lambda: self.done.append("forget"),
-            lambda: self.resident,
+            self._measured,
             lambda: self.now,
         )
+
+    def _measured(self) -> int:
+        if not self.has_descriptors:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.resident
 
     def _trim(self, pad: int) -> int:
         assert pad == 0
@@ -112,6 +120,16 @@ def test_all_objects_are_collected_only_if_they_are_few(
     assert process.look(events=1) == ["forget", "collect", "trim"]
     process.living = 100_000
     assert process.look(events=1) == ["forget", "trim"]
+
+
+def test_nothing_is_done_while_no_descriptor_is_left() -> None:
+    """The memory is given back once it can be measured again."""
+    process = Process()
+    process.resident = 100 * MIB
+    process.has_descriptors = False
+    assert process.look(events=1) == []
+    process.has_descriptors = True
+    assert process.look() == ["forget", "trim"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
