@@ -11,6 +11,7 @@ import pytest
 from kestrelmq.admin.health import health_of
 from kestrelmq.admin.ostrich import Ostrich, StatisticsSnapshot, as_json, as_text
 from kestrelmq.admin.prometheus import Exposition
+from kestrelmq.admin.sampling import SLICE, Sampler
 from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
@@ -116,6 +117,25 @@ async def test_whoever_asks_for_few_queues_stops_no_others(context: ServerContex
     parts, turns = await interrupted(Exposition(context).render(["none*"]))
     assert f'kestrelmq_queues{{state="up"}} {QUEUES}.0'.encode() in b"".join(parts)
     assert turns > QUEUES / 200
+
+
+async def test_samples_are_taken_in_slices(context: ServerContext) -> None:
+    """Names, queues, heads that are old by now, and what is gone: all a few at a time."""
+    sampler, queues = Sampler(context), context.collection.queues
+    await sampler.take_sample()
+    for _ in range(3):
+        for queue in queues.values():
+            queue.add(b"new")
+            queue.remove()
+        context.collection.commits.commit()
+        _, turns = await interrupted(sampler.take_sample())
+        assert turns >= 4 * QUEUES / SLICE
+    for queue in queues.values():
+        queue.remove()
+    context.collection.commits.commit()
+    _, turns = await interrupted(sampler.take_sample())
+    assert turns >= 4 * QUEUES / SLICE
+    assert sampler.totals.oldest == 0
 
 
 async def test_all_queues_are_added_up_in_slices(context: ServerContext) -> None:

@@ -188,8 +188,11 @@ class Sampler:
         self._last = now
         stamp = time.time_ns() // 1_000_000
         collection = self._context.collection
-        names = list({*map(name_of, self._changed), *self._busy})
+        changed = list(self._changed)
         self._changed.clear()
+        names = set(self._busy)
+        async for some_queues in slices(changed, SLICE):
+            names.update(map(name_of, some_queues))
         async for some in slices(names, SLICE):
             for name in some:
                 queue = collection.queues.get(name)
@@ -202,35 +205,53 @@ class Sampler:
                     if name in states and (last is None or last.snapshot != snapshot):
                         self._replace(name, SampledQueue(snapshot, version))
         there = (collection.queues, collection.damaged, collection.loading)
-        for name in names:
-            if name in self.sampled and not any(name in some for some in there):
-                self._drop(name, version)
-        self._sum_up(stamp)
+        async for some in slices(names, SLICE):
+            for name in some:
+                if name in self.sampled and not any(name in queues for queues in there):
+                    self._drop(name, version)
+        await self._sum_up(stamp)
         self.version = version
         taken_event, self._sample_taken = self._sample_taken, asyncio.Event()
         taken_event.set()
 
-    def _sum_up(self, stamp: int) -> None:
+    async def _sum_up(self, stamp: int) -> None:
         totals = self.totals
+        put_rate = get_rate = 0.0
+        async for names in slices(list(self._busy), SLICE):
+            busy = [self.sampled[name].snapshot for name in names]
+            put_rate += sum(one.put_rate for one in busy)
+            get_rate += sum(one.get_rate for one in busy)
+        await self._forget_old_heads()
+        totals.oldest = await self._oldest()
         totals.time = stamp
         totals.queues = len(self.sampled)
-        busy = [self.sampled[name].snapshot for name in self._busy]
-        totals.put_rate = round(sum(one.put_rate for one in busy), 1)
-        totals.get_rate = round(sum(one.get_rate for one in busy), 1)
-        totals.oldest = self._oldest()
+        totals.put_rate, totals.get_rate = round(put_rate, 1), round(get_rate, 1)
         self.total_history.add(
             ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
         )
 
-    def _oldest(self) -> int:
+    async def _oldest(self) -> int:
         """Return when the oldest item of all was added (ms since the epoch); 0 without any."""
-        heads = self._heads
-        while heads:
-            oldest, name = heads[0]
+        forgotten = 0
+        while self._heads:
+            oldest, name = self._heads[0]
             if name in self.sampled and self.sampled[name].snapshot.oldest == oldest:
                 return oldest
-            heapq.heappop(heads)  # it was the head of its queue once
+            heapq.heappop(self._heads)  # it was the head of its queue once
+            forgotten += 1
+            if forgotten % SLICE == 0:
+                await asyncio.sleep(0)
         return 0
+
+    async def _forget_old_heads(self) -> None:
+        """Make the heap anew if more than half of it is out of date."""
+        if len(self._heads) <= 2 * len(self.sampled) + _HEADS_SPARED:
+            return
+        old, self._heads = self._heads, []
+        async for names in slices(list(self.sampled), SLICE):
+            for name in names:
+                self._add_head(name)
+            del old[-3 * SLICE :]  # to drop all at once would take long
 
     def _sample_queue(
         self, name: str, queue: Queue, version: int, elapsed: float, stamp: int
@@ -269,15 +290,13 @@ class Sampler:
         snapshot = new.snapshot
         if snapshot.put_rate or snapshot.get_rate:
             self._busy.add(name)
-        if snapshot.oldest and (last is None or last.snapshot.oldest != snapshot.oldest):
-            self._add_head(snapshot.oldest, name)
+        if last is None or last.snapshot.oldest != snapshot.oldest:
+            self._add_head(name)
 
-    def _add_head(self, oldest: int, name: str) -> None:
-        heapq.heappush(self._heads, (oldest, name))
-        if len(self._heads) > 2 * len(self.sampled) + _HEADS_SPARED:
-            heads = ((one.snapshot.oldest, each) for each, one in self.sampled.items())
-            self._heads = [head for head in heads if head[0]]
-            heapq.heapify(self._heads)
+    def _add_head(self, name: str) -> None:
+        oldest = self.sampled[name].snapshot.oldest
+        if oldest:
+            heapq.heappush(self._heads, (oldest, name))
 
     def _drop(self, name: str, version: int) -> None:
         self._take_off(name)
