@@ -44,13 +44,14 @@ class _Watcher:
 class QueueEvents:
     """Serves `/api/v1/events`."""
 
-    __slots__ = ("_admin", "_cache", "_cached", "_closing", "_watchers")
+    __slots__ = ("_admin", "_cache", "_cached", "_closing", "_encoding", "_watchers")
 
     def __init__(self, admin: AdminContext) -> None:
         self._admin = admin
         self._closing = False
         self._cached = 0
         self._cache: dict[int, list[bytes]] = {}
+        self._encoding = asyncio.Lock()
         self._watchers: dict[_Watcher, None] = {}
 
     def close(self) -> None:
@@ -114,22 +115,23 @@ class QueueEvents:
         seen = 0
         while True:
             await sampler.wait_for_sample(seen)
-            version = sampler.version
-            for event in await self._since(seen, version):
+            seen, events = await self._since(seen)
+            for event in events:
                 async with asyncio.timeout(STALL_TIMEOUT):
                     await response.write(event)
-            seen = version
 
-    async def _since(self, seen: int, version: int) -> list[bytes]:
-        """Return the events that lead from sample `seen` to sample `version`."""
-        if self._cached != version:
-            self._cached, self._cache = version, {}
-        events = self._cache.get(seen)
-        if events is None:
-            events = await self._encode(seen)
-            if self._cached == version:
-                self._cache[seen] = events
-        return events
+    async def _since(self, seen: int) -> tuple[int, list[bytes]]:
+        """Return the number of the last sample, and the events that lead there from `seen`.
+
+        All watchers wake up at the same time. One encodes, and the others wait for that.
+        """
+        async with self._encoding:
+            version = self._admin.sampler.version
+            if self._cached != version:
+                self._cached, self._cache = version, {}
+            if seen not in self._cache:
+                self._cache[seen] = await self._encode(seen)
+            return version, self._cache[seen]
 
     async def _encode(self, seen: int) -> list[bytes]:
         sampler = self._admin.sampler
