@@ -406,6 +406,28 @@ def test_what_a_queue_holds_is_never_markup(console: Console) -> None:
     assert "owned" not in console.page.title()
 
 
+def test_a_name_does_not_turn_the_text_around_it(console: Console) -> None:
+    """Marks that change the direction of text are shown in sentences, and end with a link."""
+    name = "jobs+\u2069\u202echild"
+    with console.client() as client:
+        client.put(name, b"x")
+        client.put("jobs", b"y")
+    console.open("#/queue/jobs")
+    fanout = console.page.get_by_label("Fanout")
+    link = fanout.get_by_role("link").bounding_box()
+    count = fanout.get_by_text("2 items").bounding_box()
+    assert link is not None
+    assert count is not None
+    assert count["x"] >= link["x"] + link["width"] - 1
+    fanout.get_by_role("link").click()
+    expect(console.page.get_by_role("heading", name=name)).to_be_visible()
+    console.press("Flush")
+    shown = "jobs+\\u2069\\u202echild"
+    expect(console.page.get_by_role("dialog")).to_contain_text(f"Flush {shown}?")
+    console.press(f"Flush {shown}")
+    console.expect_toast(f"2 items of {shown} dropped.")
+
+
 def test_an_item_is_put(console: Console) -> None:
     """The dialog's text arrives, with its expiry."""
     console.open("#/queue/work")

@@ -1,13 +1,14 @@
 // Requests to the API. If a token is needed, the user is asked for it once; only this tab keeps it.
 
 import { askToken } from "./dialogs.js";
+import { plain } from "./format.js";
 
 const PREFIX = "/api/v1";
 const KEY = "kestrelmq-token";
 
 export class ApiError extends Error {
   constructor(status, code, message) {
-    super(message);
+    super(plain(message));
     this.status = status;
     this.code = code;
   }

@@ -3,13 +3,13 @@
 import { call, queuePath } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { h, link, table, toast } from "./dom.js";
-import { count, whole } from "./format.js";
+import { count, named, plain, whole } from "./format.js";
 
 /** Make the panel's content; `redrive(from, to)` moves all items of one queue to the other. */
 export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, redrive) {
   if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue, and is not one." });
   const button = (from, to, items) => h("button", {
-    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${from} to ${to}`, text: "Redrive",
+    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${named(from)} to ${named(to)}`, text: "Redrive",
     onclick: () => redrive(from, to),
   });
   const parts = [];
@@ -35,10 +35,10 @@ export async function redrive(from, to) {
   try {
     const { stats, dead_letters_of: sources } = await call("GET", queuePath(from));
     const others = sources.length > 1 ? ` That includes what came from ${count(sources.length - 1, "other queue")}.` : "";
-    const what = `${count(stats.items ?? 0, "item")} of ${from} will be added to ${to}.${others}`;
-    if (!(await confirm(`Redrive ${from}?`, what, `Redrive to ${to}`))) return false;
+    const what = `${count(stats.items ?? 0, "item")} of ${named(from)} will be added to ${named(to)}.${others}`;
+    if (!(await confirm(`Redrive ${named(from)}?`, what, `Redrive to ${named(to)}`))) return false;
     const { count: moved, stopped } = await call("POST", queuePath(from, "/redrive"), { target: to });
-    toast(`${count(moved, "item")} of ${from} moved to ${to}.${stopped ? ` It ended early: ${stopped}.` : ""}`, stopped ? "error" : "info");
+    toast(`${count(moved, "item")} of ${named(from)} moved to ${named(to)}.${stopped ? ` It ended early: ${plain(stopped)}.` : ""}`, stopped ? "error" : "info");
     return true;
   } catch (error) {
     toast(error.message, "error");

@@ -1,6 +1,7 @@
 // Dialogs. They are native, so that the focus stays inside and returns afterwards, and Escape works.
 
 import { h } from "./dom.js";
+import { named } from "./format.js";
 
 function show(title, body, buttons, { danger = false } = {}) {
   return new Promise((resolve) => {
@@ -114,7 +115,7 @@ export async function askItem(queue, { text: given, expires_in: expiry, delay: d
     h("label", { for: "item-expires", text: "Expires in (seconds)" }), expires,
     h("label", { for: "item-delay", text: "Delay (seconds)" }), delay,
     h("p", { class: "hint", text: "A delayed item can be read only after that time, and its expiry counts from then." }));
-  if (!(await show(`Put an item on ${queue}`, body, buttons("Put")))) return null;
+  if (!(await show(`Put an item on ${named(queue)}`, body, buttons("Put")))) return null;
   return {
     text: text.value,
     ...(expires.value ? { expires_in: Number(expires.value) } : {}),
@@ -133,7 +134,7 @@ export async function askPlace(queue, { verb: old, target: place, count: number 
     h("label", { for: "place-target", text: "To the queue" }), target,
     h("label", { for: "place-count", text: "How many of the first items" }), count,
     h("p", { class: "hint", text: "They are added at the end. Items that are moved leave this queue." }));
-  if (!(await show(`Move or copy items of ${queue}`, body, buttons("Do it")))) return null;
+  if (!(await show(`Move or copy items of ${named(queue)}`, body, buttons("Do it")))) return null;
   return { verb: verb.value, target: target.value, ...(count.value ? { count: Number(count.value) } : {}) };
 }
 
@@ -142,6 +143,6 @@ export async function askFile(queue) {
   const file = h("input", { id: "import-file", type: "file", required: true, accept: ".jsonl,.ndjson,.json,.txt" });
   const body = h("div", {},
     h("label", { for: "import-file", text: "File of JSON lines, as an export makes it" }), file,
-    h("p", { class: "hint", text: `All its items are added at the end of ${queue}.` }));
-  return (await show(`Import items to ${queue}`, body, buttons("Import"))) ? file.files[0] ?? null : null;
+    h("p", { class: "hint", text: `All its items are added at the end of ${named(queue)}.` }));
+  return (await show(`Import items to ${named(queue)}`, body, buttons("Import"))) ? file.files[0] ?? null : null;
 }

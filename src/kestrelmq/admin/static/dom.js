@@ -37,7 +37,7 @@ export function table(heads, rows, label) {
 }
 
 /** Make a link to the page of a queue. */
-export const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}`, text: name });
+export const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}` }, h("bdi", { text: name }));
 
 /** Set an element's text only if it differs, so that unchanged elements are not laid out again. */
 export function setText(element, text) {

@@ -56,6 +56,20 @@ export const pausedWords = (paused) =>
 /** What to do about a damaged queue. */
 export const REPAIR = "To repair it, stop the server: kestrelmq journal verify shows the damage, and kestrelmq journal repair saves what can be saved.";
 
+/** Characters that are not seen and change the direction of the text after them. */
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
+/** Text of others, in which what changes its direction can be seen and does nothing. */
+export const plain = (text) =>
+  text.replace(TURNING, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+/** A name to put into a sentence, which goes on as before after it, whatever script the name is in. */
+export function named(name) {
+  const shown = plain(name);
+  return RIGHT_TO_LEFT.test(shown) ? `\u2068${shown}\u2069` : shown;
+}
+
 /** Words as a list: a, b and c. */
 export const listed = (words) =>
   words.length > 1 ? `${words.slice(0, -1).join(", ")} and ${words.at(-1)}` : words.join("");

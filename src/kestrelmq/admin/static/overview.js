@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { sample, sparkline } from "./charts.js";
 import { askQueue, askUntilDone } from "./dialogs.js";
 import { h, setText, toast } from "./dom.js";
-import { bytes, count, duration, rate, short, whole } from "./format.js";
+import { bytes, count, duration, named, rate, short, whole } from "./format.js";
 import { store } from "./store.js";
 import { QueueTable } from "./table.js";
 
@@ -102,7 +102,7 @@ export class Overview {
     const queue = await askUntilDone(askQueue, (answer) => call("POST", "/queues", answer));
     if (queue === null) return;
     const { name, created } = queue;
-    toast(created ? `${name} was created.` : `${name} exists already.`);
+    toast(`${named(name)} ${created ? "was created" : "exists already"}.`);
     location.hash = `#/queue/${encodeURIComponent(name)}`;
   }
 

@@ -5,7 +5,7 @@ import { Chart, niceTime } from "./charts.js";
 import { deadLetters, redrive } from "./dead_letters.js";
 import { askItem, askUntilDone, confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
-import { axisTime, bytes, count, duration, listed, micros, moment, pausedWords, rate, REPAIR, short, whole } from "./format.js";
+import { axisTime, bytes, count, duration, listed, micros, moment, named, pausedWords, plain, rate, REPAIR, short, whole } from "./format.js";
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
@@ -29,7 +29,7 @@ const LATENCIES = {
 /** Who has an open read, and until when if that is known. */
 function holder({ client, address, owner, tag, lease_ends_in: left }) {
   const until = left === null ? "" : `until ${new Date(leaseEnd(left)).toLocaleTimeString()}`;
-  const known = [owner && `owner ${owner}`, client === null ? "" : address, tag && `tag ${tag}`, until];
+  const known = [owner && `owner ${named(owner)}`, client === null ? "" : address, tag && `tag ${named(tag)}`, until];
   return known.filter(Boolean).join(", ") || "–";
 }
 
@@ -52,7 +52,7 @@ export class QueuePage {
 
   constructor(name) {
     this.name = name;
-    this.title = name;
+    this.title = named(name);
     this.depth = new Chart({ title: "Depth", span: SPAN, format: short,
       series: [{ label: "items", className: "depth", read: (point) => point.items }] });
     this.rates = new Chart({ title: "Items per second", span: SPAN, format: rate,
@@ -96,9 +96,9 @@ export class QueuePage {
     this.settings = h("details", { class: "card panel" }, h("summary", { text: "Settings in force" }), settings);
     const [facts, charts, ...panels] = this.contents;
     return h("div", { class: "page queue-page" },
-      h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", this.name),
+      h("p", { class: "crumbs" }, h("a", { href: "#/", text: "Queues" }), " / ", h("bdi", { text: this.name })),
       h("div", { class: "queue-head" },
-        h("h1", { text: this.name }), this.state, this.paused, h("span", { class: "spring" }),
+        h("h1", {}, h("bdi", { text: this.name })), this.state, this.paused, h("span", { class: "spring" }),
         h("div", { class: "actions" },
           ...this.creating, ...this.others)),
       this.problem, facts, charts, h("div", { class: "panels queue-panels" }, ...panels, this.settings));
@@ -149,7 +149,8 @@ export class QueuePage {
     try {
       const detail = await call("GET", queuePath(this.name));
       this.problem.hidden = detail.problem === null;
-      setText(this.problem, detail.state === "damaged" ? `${detail.problem}. ${REPAIR}` : detail.problem ?? "");
+      const problem = plain(detail.problem ?? "");
+      setText(this.problem, detail.state === "damaged" ? `${problem}. ${REPAIR}` : problem);
       const isUsable = Object.keys(detail.stats).length > 0;
       const reads = isUsable ? await call("GET", queuePath(this.name, "/open-reads")) : { total: 0, open_reads: [] };
       this.#setUse(isUsable);
@@ -158,7 +159,7 @@ export class QueuePage {
       this.problem.hidden = false;
       const isAbsent = error.status === 404;
       if (isAbsent) this.#setUse(false, false);
-      setText(this.problem, isAbsent ? `There is no queue ${this.name}. It is created when an item is put on it.` : error.message);
+      setText(this.problem, isAbsent ? `There is no queue ${this.title}. It is created when an item is put on it.` : error.message);
     } finally {
       this.#busy = false;
     }
@@ -197,8 +198,8 @@ export class QueuePage {
     if (!master && !children.length) return h("p", { class: "hint", text: "Items go to this queue only." });
     const list = (members) => h("ul", { class: "tree" }, ...members.map((child) =>
       h("li", {}, link(child.name), h("small", { text: ` ${count(child.items, "item")}` }))));
-    if (master) return h("ul", { class: "tree" }, h("li", {}, link(master), h("ul", { class: "tree" }, h("li", {}, h("b", { text: name })))));
-    return h("ul", { class: "tree" }, h("li", {}, h("b", { text: name }), list(children)));
+    if (master) return h("ul", { class: "tree" }, h("li", {}, link(master), h("ul", { class: "tree" }, h("li", {}, h("b", {}, h("bdi", { text: name }))))));
+    return h("ul", { class: "tree" }, h("li", {}, h("b", {}, h("bdi", { text: name })), list(children)));
   }
 
   #reads({ total, open_reads: opened }) {
@@ -248,7 +249,7 @@ export class QueuePage {
     const path = queuePath(this.name, "/items");
     const stored = await askUntilDone((item, problem) => askItem(this.name, item, problem), (item) => call("POST", path, item));
     if (stored === null) return;
-    toast(`${count(stored.size, "byte")} put on ${this.name}.`);
+    toast(`${count(stored.size, "byte")} put on ${this.title}.`);
     await this.#detail();
     this.items.load();
   }
@@ -278,30 +279,30 @@ export class QueuePage {
 
   async #pause(what) {
     const pause = this.pausing[what].textContent.startsWith("Pause");
-    if (pause && !(await confirm(`Pause ${what} of ${this.name}?`, PAUSING[what], `Pause ${what}`))) return;
+    if (pause && !(await confirm(`Pause ${what} of ${this.title}?`, PAUSING[what], `Pause ${what}`))) return;
     const path = queuePath(this.name, pause ? "/pause" : "/resume");
     await this.#act(() => call("POST", path, { operations: what }), () =>
-      `${what === "reads" ? "Reads" : "Writes"} of ${this.name} are ${pause ? "paused" : "resumed"}.`);
+      `${what === "reads" ? "Reads" : "Writes"} of ${this.title} are ${pause ? "paused" : "resumed"}.`);
   }
 
   async #flush() {
     const stats = await this.#stats();
     if (stats === null) return;
-    const what = `${listed(lost(stats))} of ${this.name} will be lost. Open reads stay open.`;
-    if (!(await confirm(`Flush ${this.name}?`, what, `Flush ${this.name}`))) return;
+    const what = `${listed(lost(stats))} of ${this.title} will be lost. Open reads stay open.`;
+    if (!(await confirm(`Flush ${this.title}?`, what, `Flush ${this.title}`))) return;
     const path = queuePath(this.name, "/flush");
-    if (await this.#act(() => call("POST", path), ({ flushed }) => `${count(flushed, "item")} of ${this.name} dropped.`)) this.items.load();
+    if (await this.#act(() => call("POST", path), ({ flushed }) => `${count(flushed, "item")} of ${this.title} dropped.`)) this.items.load();
   }
 
   async #delete() {
     const stats = await this.#stats();
     if (stats === null) return;
     const held = [...lost(stats), ...(stats.open_transactions ? [count(stats.open_transactions, "open read")] : [])];
-    const what = `The queue ${this.name} and its journal will be deleted permanently, with ${listed(held)}.`;
-    if (!(await confirm(`Delete ${this.name}?`, what, `Delete ${this.name}`))) return;
+    const what = `The queue ${this.title} and its journal will be deleted permanently, with ${listed(held)}.`;
+    if (!(await confirm(`Delete ${this.title}?`, what, `Delete ${this.title}`))) return;
     try {
       await call("DELETE", queuePath(this.name));
-      toast(`${this.name} was deleted.`);
+      toast(`${this.title} was deleted.`);
       location.hash = "#/";
     } catch (error) {
       toast(error.message, "error");
@@ -309,10 +310,10 @@ export class QueuePage {
   }
 
   async #requeue(xids, total = 1) {
-    const what = `${count(total, "item")} of ${this.name} will go back to the head of the queue. A reader that still works on such an item can no longer confirm it, and another reader will get it.`;
-    if (!(await confirm(`Requeue on ${this.name}?`, what, `Requeue on ${this.name}`))) return;
+    const what = `${count(total, "item")} of ${this.title} will go back to the head of the queue. A reader that still works on such an item can no longer confirm it, and another reader will get it.`;
+    if (!(await confirm(`Requeue on ${this.title}?`, what, `Requeue on ${this.title}`))) return;
     const path = queuePath(this.name, "/open-reads/requeue");
-    if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.name}.`)) this.items.load();
+    if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.title}.`)) this.items.load();
   }
 
   async #redrive(from, to) {

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
-import { bytes, duration, moment, REPAIR, whole } from "./format.js";
+import { bytes, duration, moment, plain, REPAIR, whole } from "./format.js";
 
 const EVERY = 3000;
 
@@ -56,7 +56,7 @@ export class ServerPage {
     if (text === this.#shown) return;
     this.#shown = text;
     this.damaged.replaceChildren(...(damaged.length
-      ? [table(["Queue", "Reason"], damaged.map(([name, reason]) => [link(name), reason]), "Reasons"), h("p", { class: "hint", text: REPAIR })]
+      ? [table(["Queue", "Reason"], damaged.map(([name, reason]) => [link(name), plain(reason)]), "Reasons"), h("p", { class: "hint", text: REPAIR })]
       : [h("p", { class: "hint", text: loading ? `None so far: ${loading} still loading.` : "None: every queue could be loaded." })]));
   }
 
