@@ -7,7 +7,7 @@ others are served meanwhile.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Final
 
@@ -27,10 +27,15 @@ MAX_COUNT: Final = 1000
 
 
 class Browser:
-    """Serves the requests of one server. Only one at a time reads from disk or searches."""
+    """Serves the requests of one server. One at a time reads from disk, and one searches.
+
+    A search may take seconds, and holds megabytes of items. So it reads them only when its turn has
+    come, and keeps nobody waiting who only looks.
+    """
 
     def __init__(self) -> None:
-        self._busy = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._searching = asyncio.Lock()
 
     async def page(
         self,
@@ -55,10 +60,13 @@ class Browser:
             QueueUnavailable: the items cannot be read.
             PatternRefused: the regular expression cannot be used.
         """
-        most = count if search is None else SEARCHED_ITEMS
-        total, records = await self._read(queue, offset, most)
-        places = range(len(records)) if search is None else await self._search(search, records)
-        return page_of(total, offset, records, places, count, shown)
+        if search is None:
+            total, records = await self._read(queue, offset, count)
+            return page_of(total, offset, records, range(len(records)), count, shown)
+        async with self._searching:
+            total, records = await self._read(queue, offset, SEARCHED_ITEMS)
+            places = await asyncio.to_thread(matches, search, records)
+            return page_of(total, offset, records, places, count, shown)
 
     async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[bytes]:
         """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
@@ -86,10 +94,5 @@ class Browser:
                 if not view.is_on_disk:
                     view.load()
                     continue
-                async with self._busy:
+                async with self._reading:
                     await asyncio.to_thread(view.load)
-
-    async def _search(self, search: Search, records: list[bytes]) -> Sequence[int]:
-        """Return the places of the records whose data has what is searched."""
-        async with self._busy:
-            return await asyncio.to_thread(matches, search, records)
