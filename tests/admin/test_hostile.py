@@ -317,6 +317,17 @@ def test_what_would_inflate_to_much_is_refused(admin: Admin) -> None:
     assert memory(admin) < before + 5 * LARGEST
 
 
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [("open-reads/requeue", "application/json"), ("import", "application/x-ndjson")],
+)
+def test_json_of_very_many_parts_is_refused(shared: Admin, operation: str, kind: str) -> None:
+    """It is not parsed: that would take long, and much memory."""
+    many = b'{"xids":[' + b"1," * (1 << 20) + b"1]}"
+    reply = shared.ask("POST", f"/api/v1/queues/jobs/{operation}", many, Content_Type=kind)
+    assert (reply.status, reply.code) == (413, "too_many_parts")
+
+
 def test_bodies_that_nobody_asked_for_are_not_inflated(admin: Admin) -> None:
     """A GET with a body costs no more than its bytes."""
     admin.get("/ping")

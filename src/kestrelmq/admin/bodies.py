@@ -4,14 +4,16 @@ A body is neither received nor inflated for an operation that takes none.
 """
 
 import asyncio
+import re
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kestrelmq.admin.errors import ApiError
+from kestrelmq.server.long_reply import in_slices
 
 MAX_BODY_BYTES: Final = 16 << 20
 """Largest body in bytes, both as sent and inflated."""
@@ -21,6 +23,12 @@ BODY_TIMEOUT = 30.0
 """How long receiving a body may take."""
 _STEP: Final = 256 << 10
 """Bytes inflated before other tasks may run."""
+SHORT_JSON: Final = 64 << 10
+"""Bytes of JSON that are parsed in little time, whatever they are."""
+_MOST_STRINGS: Final = 2000
+"""Most strings in longer JSON; nothing that is asked for has more."""
+_PART_OF_STRING: Final = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,500}+', re.DOTALL)
+"""Matches what takes little time of the inside of a JSON string."""
 
 _TOO_LARGE: Final = f"a body, or a line of an import, has at most {MAX_BODY_BYTES} bytes"
 _GZIP: Final = 16 + zlib.MAX_WBITS
@@ -41,12 +49,18 @@ class BodyReader:
         self.held = 0
 
     async def read(self, request: web.Request) -> bytes:
-        """Return the whole body of `request`, inflated.
+        """Return the whole body of `request`, inflated: JSON that can be parsed in little time.
 
         Raises:
-            ApiError: the body is too large, too slow or damaged, or the budget is used up.
+            ApiError: the body is too large, too slow or damaged, has too many parts, or the budget
+                is used up.
             ConnectionError: the client disconnected.
         """
+        body = await self._read(request)
+        await in_slices(check_parts(body))
+        return body
+
+    async def _read(self, request: web.Request) -> bytes:
         encoding = request.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
             raise ApiError(
@@ -129,6 +143,35 @@ class BodyReader:
                 "the server is receiving too many bodies at the same time; try again",
                 {"Retry-After": "1"},
             )
+
+
+def check_parts(json: bytes) -> Generator[None, None, None]:
+    """Check that JSON has few parts, however long its strings are; yield after each short look.
+
+    16 MiB of small numbers or names take a parser seconds, in which nobody else is served, and
+    hundreds of megabytes. A parser is done with a long string at once.
+
+    Raises ApiError: there are too many.
+    """
+    if len(json) <= SHORT_JSON:
+        return
+    at = outside = strings = 0
+    while (begin := json.find(b'"', at)) >= 0:
+        outside += begin - at
+        strings += 1
+        if outside > SHORT_JSON or strings > _MOST_STRINGS:
+            raise _too_many_parts()
+        at = begin + 1
+        while (end := _PART_OF_STRING.match(json, at).end()) > at:  # type: ignore[union-attr] # it matches nothing, too
+            at = end
+            yield
+        at += 1  # the quote at its end
+    if outside + len(json) - at > SHORT_JSON:
+        raise _too_many_parts()
+
+
+def _too_many_parts() -> ApiError:
+    return ApiError(413, "too_many_parts", "the JSON has too many parts: names, numbers, strings")
 
 
 def _too_slow() -> ApiError:

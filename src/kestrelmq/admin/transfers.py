@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from kestrelmq.admin.bodies import SHORT_JSON, check_parts
 from kestrelmq.admin.calls import LINES, Answer, Call, now
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import Imported
@@ -23,6 +24,7 @@ from kestrelmq.journal.export_rows import ExportRow, json_pieces, live_rows
 from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.server import changes
 from kestrelmq.server.context import ItemTimes
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.put import put
 
 _SEND_TIMEOUT: Final = 60.0
@@ -162,6 +164,8 @@ class _Target:
         Raises:
             ApiError: a line is wrong, or an item was refused; those before it were added.
         """
+        for line in [line for line in lines if len(line) > SHORT_JSON]:
+            await in_slices(check_parts(line))
         rows, wrong = await asyncio.to_thread(self._parsed, lines)
         self._lines += len(lines)
         for some in _in_slices(rows):
