@@ -159,7 +159,7 @@ def damaged_queues(collection: QueueCollection) -> Generator[None, None, dict[st
 
     Yield after each small piece of work.
     """
-    damaged = {}
+    damaged: dict[str, str] = {}
     errors, queues = list(collection.damaged.items()), list(collection.queues.values())
     for start in range(0, len(errors), _SLICE):
         damaged.update((name, str(error)) for name, error in errors[start : start + _SLICE])
