@@ -117,6 +117,7 @@ async def test_whoever_asks_for_few_queues_stops_no_others(context: ServerContex
     parts, turns = await interrupted(Exposition(context).render(["none*"]))
     assert f'kestrelmq_queues{{state="up"}} {QUEUES}.0'.encode() in b"".join(parts)
     assert turns > QUEUES / 200
+    assert sum(1 for _ in Exposition(context)._matching(["*9*"])) >= QUEUES / 200
 
 
 async def test_samples_are_taken_in_slices(context: ServerContext) -> None:
