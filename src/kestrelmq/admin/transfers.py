@@ -126,8 +126,12 @@ async def import_items(call: Call) -> Answer:
     target = _Target(call, name)
     with call.admin.transfers.one():
         async with aclosing(call.lines()) as batches:
-            async for lines in batches:
-                await target.add(lines)
+            try:
+                async for lines in batches:
+                    await target.add(lines)
+            except ApiError as error:
+                said = f"{error}; {target.added} items added"
+                raise ApiError(error.status, error.code, said, error.headers) from None
     return Answer(Imported(added=target.added))
 
 
@@ -171,7 +175,7 @@ class _Target:
         for some in _in_slices(rows):
             await self._add_rows(some)
         if wrong is not None:
-            raise ApiError(400, "invalid_body", self._so_far(wrong))
+            raise ApiError(400, "invalid_body", wrong)
 
     def _parsed(self, lines: Sequence[bytes]) -> tuple[list[ExportRow], str | None]:
         """Return the rows up to one that is wrong, and why that is; runs in a thread."""
@@ -211,11 +215,8 @@ class _Target:
         try:
             await changes.wait_until_durable(context, *touched)
         except JournalError as error:
-            raise ApiError(503, "journal_error", self._so_far(str(error))) from None
+            raise ApiError(503, "journal_error", str(error)) from None
         self.added += count
         if refusal is not None:
-            raise ApiError(refusal.status, refusal.code, self._so_far(str(refusal)))
+            raise refusal
         await asyncio.sleep(0)
-
-    def _so_far(self, reason: str) -> str:
-        return f"{reason}; {self.added} items added"
