@@ -333,7 +333,7 @@ class AsyncClient(ClientOperations):
             for held in batch:
                 held.connection.close()
             raise
-        await self._carry_out(self._plans.confirm(queue, batch))
+        await self._carry_out(self._plans.confirm(queue, batch), batch)
 
     async def export(self, queue: str) -> AsyncGenerator[str, None]:
         """Iterate over the items of a queue as lines of JSON, as `Client.export` does."""
@@ -346,12 +346,12 @@ class AsyncClient(ClientOperations):
             if place is None:
                 return
 
-    async def _carry_out(self, plan: Plan[T]) -> T:
+    async def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
         self._pool.check_open()
         if not self._started:
             await asyncio.to_thread(self._membership.start)
             self._started = True
-        io_requests = carry_out(plan, self._pool)
+        io_requests = carry_out(plan, self._pool, reads)
         answer: Any = None
         try:
             while True:

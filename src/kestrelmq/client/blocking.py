@@ -309,7 +309,7 @@ class Client(ClientOperations):
             for held in batch:
                 held.connection.close()
             raise
-        self._carry_out(self._plans.confirm(queue, batch))
+        self._carry_out(self._plans.confirm(queue, batch), batch)
 
     def export(self, queue: str) -> Iterator[str]:
         """Iterate over the items of a queue as lines of JSON, and leave them there; on each server.
@@ -326,10 +326,10 @@ class Client(ClientOperations):
             if place is None:
                 return
 
-    def _carry_out(self, plan: Plan[T]) -> T:
+    def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
         self._pool.check_open()
         self._membership.start()
-        io_requests = carry_out(plan, self._pool)
+        io_requests = carry_out(plan, self._pool, reads)
         answer: Any = None
         try:
             while True:

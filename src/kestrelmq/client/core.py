@@ -4,7 +4,7 @@ An `Exchange` reads the reply to one command, a `Pool` keeps idle connections, a
 turns the steps of a plan into the I/O that each client does in its own way.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -188,12 +188,15 @@ class RunCommand(Generic[C]):
 IoRequest: TypeAlias = OpenConnection[C] | RunCommand[C] | PauseStep
 
 
-def carry_out(plan: Plan[T], pool: Pool[C]) -> Generator[IoRequest[C], Any, T]:
+def carry_out(
+    plan: Plan[T], pool: Pool[C], reads: Iterable[HeldReads[Any]] = ()
+) -> Generator[IoRequest[C], Any, T]:
     """Carry out `plan`: yield each I/O request, be sent its answer, return the plan's result.
 
-    If a request fails, its error is sent as the answer.
+    If a request fails, its error is sent as the answer. If the plan does not come to its end, the
+    reads that it has opened, and those of `reads` that it has not ended, go back.
     """
-    held: list[C] = []
+    held: list[C] = [one.connection for one in reads]
     answer: Any = None
     resume: Callable[[Any], Step] = plan.send
     try:
@@ -207,7 +210,7 @@ def carry_out(plan: Plan[T], pool: Pool[C]) -> Generator[IoRequest[C], Any, T]:
         result: T = done.value
         return result
     except BaseException:
-        # The caller gets no result, so give back the items of all reads opened so far.
+        # The caller gets no result, so give back the items of all reads that are open.
         for connection in held:
             connection.close()
         raise
@@ -234,6 +237,8 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
             return None
         case ReleaseStep(before, command):
             result = yield from _do(RunCommand(before.connection, command))
+            if before.connection in held:
+                held.remove(before.connection)
             pool.release(before.connection)
             return result
         case PauseStep():
