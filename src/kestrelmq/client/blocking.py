@@ -193,7 +193,7 @@ class Client(ClientOperations):
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, time.monotonic, random)
         self._pool = Pool(self._options, Connection)
-        self._heartbeats = Heartbeats()
+        self._heartbeats: dict[str, Heartbeats] = {}  # by server
 
     @classmethod
     def discover(
@@ -256,8 +256,9 @@ class Client(ClientOperations):
             return
         item = ReservedItem.of(plans)
         item.client = self
+        heartbeats = self._heartbeats.setdefault(item.server, Heartbeats())
         try:
-            with self._heartbeats.kept_up(item, period):
+            with heartbeats.kept_up(item, period):
                 yield item
         except BaseException:
             with suppress(ClientClosed):  # then the item goes back with its connection

@@ -1,7 +1,8 @@
-"""Extending the leases of the items that a blocking client holds, by a thread of the client.
+"""Extending the leases of the items that a blocking client holds, by threads of the client.
 
-The thread is started when the first lease is to be extended, and ends when there was none for a
-while. `AsyncClient` has a task for each item instead.
+There is one for each server, so that one that does not answer costs the items of others nothing.
+It is started when the first lease is to be extended, and ends when there was none for a while.
+`AsyncClient` has a task for each item instead.
 """
 
 import logging
@@ -34,7 +35,7 @@ class Extendable(Protocol):
 
 
 class Heartbeats:
-    """Extends the leases of some items. Thread-safe."""
+    """Extends the leases of the items of one server. Thread-safe."""
 
     def __init__(self) -> None:
         """Start with none."""

@@ -1,0 +1,57 @@
+"""Extending the leases that a blocking client holds. The servers are played."""
+
+from collections.abc import Iterable
+from threading import Event
+from typing import Any
+
+from kestrelmq.client import Client
+from kestrelmq.client.address import Address, parse_addresses
+from kestrelmq.client.commands import HeldItem
+from kestrelmq.client.plans import HeldReads, HoldStep, Plan, RunStep
+from tests.support.patience import PATIENCE
+
+SILENT, OTHER = parse_addresses("silent:1,other:1")
+
+
+class PlayedClient(Client):
+    """Reserves an item of each server in turn; one of them does not answer when it is to extend."""
+
+    def __init__(self) -> None:
+        super().__init__([str(SILENT), str(OTHER)])
+        self.asked = {SILENT: Event(), OTHER: Event()}
+        self.answers = Event()
+        self._reserved_at = iter((SILENT, OTHER))
+
+    def _carry_out(self, plan: Plan[Any], _: Iterable[HeldReads[Any]] = ()) -> Any:
+        answer: Any = None
+        try:
+            while True:
+                step = plan.send(answer)
+                if isinstance(step, HoldStep):
+                    answer = HeldReads(
+                        next(self._reserved_at), None, HeldItem(b"x", "1-a", 1, 0, 0)
+                    )
+                else:
+                    answer = 1
+                    if isinstance(step, RunStep):
+                        self._extend(step.server)
+        except StopIteration as done:
+            return done.value
+
+    def _extend(self, server: Address) -> None:
+        self.asked[server].set()
+        if server == SILENT:
+            self.answers.wait(PATIENCE)
+
+
+def test_a_server_that_does_not_answer_costs_the_items_of_others_nothing() -> None:
+    """Their leases are extended meanwhile."""
+    client = PlayedClient()
+    with (
+        client.reserve("work", heartbeat=0.001),
+        client.reserve("work", heartbeat=0.001),
+    ):
+        assert client.asked[SILENT].wait(PATIENCE)
+        client.asked[OTHER].clear()
+        assert client.asked[OTHER].wait(PATIENCE / 2)
+        client.answers.set()
