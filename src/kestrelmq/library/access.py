@@ -114,10 +114,12 @@ class QueueAccess:
                     served, self.served = self.served, []
                     covering = self._syncs.request(self._syncs.take_unsynced())
         finally:
-            self._process_reports()
-            failures |= self._wait_for(covering)
-            for waiting in served:
-                waiting.wake(failures.get(waiting.queue))
+            try:
+                self._process_reports()
+                failures |= self._wait_for(covering)
+            finally:  # also if a signal interrupts the wait: nobody else would wake them
+                for waiting in served:
+                    waiting.wake(failures.get(waiting.queue))
         return result, failures
 
     def read(self, look: Look) -> list[bytes]:

@@ -334,9 +334,22 @@ class BlockingQueue(ABC):
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 self._change(lambda _: None)  # gives back overdue reads, perhaps to this thread
-        finally:
-            waits_still, _ = self._access.change(lambda: begun.queue.cancel_wait(begun.waiter))
-        return None if waits_still else begun.item()
+        except BaseException:
+            if not self._ends_wait(begun):
+                self._give_back(begun)
+            raise
+        return None if self._ends_wait(begun) else begun.item()
+
+    def _ends_wait(self, waiting: WaitingThread) -> bool:
+        """End a wait; return False if it has ended already."""
+        return self._access.change(lambda: waiting.queue.cancel_wait(waiting.waiter))[0]
+
+    def _give_back(self, waiting: WaitingThread) -> None:
+        """Give back the item of a thread that a signal interrupted just as it was served."""
+        with suppress(KestrelError):
+            item = waiting.item()
+            if item.xid:
+                self.unremove(item.xid)
 
     @staticmethod
     def _longest_sleep(queue: Queue, deadline: float | None) -> float | None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -310,6 +311,35 @@ def test_close_ends_waits(tmp_path: Path) -> None:
         queue.close()
         with pytest.raises(QueueUnavailable, match="closed"):
             reader.result(LONG)
+
+
+def test_an_interrupted_add_still_wakes_who_got_the_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its read is written, so the thread that waits has the item, whatever becomes of the sync."""
+    config = QueueConfig(sync_journal=0)
+    with PersistentQueue("work", tmp_path, config) as queue, ThreadPoolExecutor(1) as threads:
+        reader = threads.submit(queue.wait_remove)
+        wait_until_waiting(queue, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(queue._access, "_wait_for", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                queue.add(b"x")
+        assert data(reader.result(LONG)) == b"x"
+
+
+def test_an_interrupted_wait_holds_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that came just before goes back, and is not held for ever."""
+    with PersistentQueue("work", tmp_path) as queue:
+
+        def interrupted(*_: object) -> None:
+            queue.add(b"x")
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(queue, "_longest_sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.wait_remove(transaction=True)
+        assert data(queue.remove()) == b"x"
 
 
 def test_overdue_read_is_given_back(tmp_path: Path) -> None:
