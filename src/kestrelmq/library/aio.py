@@ -12,16 +12,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.browsing import Look, Tour, View
+from kestrelmq.engine.browsing import Look, Tour
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
@@ -132,7 +132,10 @@ class AsyncPersistentQueue:
         return self._opened is None
 
     async def close(self) -> None:
-        """Close the queue, as `PersistentQueue.close` does."""
+        """Close the queue, as `PersistentQueue.close` does.
+
+        A task that is cancelled meanwhile waits for its end.
+        """
         queue, self._opened = self._opened, None
         if queue is None:
             return
@@ -142,19 +145,23 @@ class AsyncPersistentQueue:
         self._deadline_timer = self._upkeep_timer = None
         if self._periodic is not None:
             self._periodic.cancel()
+        await _to_its_end(self._shut(queue))
+
+    async def _shut(self, queue: Queue) -> None:
         try:
             if self._config.sync_journal is not None:
                 # This is the last round. When it has ended, all rounds that tasks wait for have.
-                await asyncio.shield(self._sync(set(queue.with_companion)))
+                await self._sync(set(queue.with_companion))
         finally:
-            await self._release(queue)
+            queue.close()
+            _deliver(self._take_served(), None)
+            await asyncio.to_thread(self._end_threads)
 
-    async def _release(self, queue: Queue) -> None:
-        queue.close()
-        _deliver(self._take_served(), None)
+    def _end_threads(self) -> None:
+        """End the threads, then release the lock: they may still be writing the queue's files."""
         try:
-            await asyncio.to_thread(self._sync_worker.close)
-            await asyncio.to_thread(self._commits.worker.close)
+            self._sync_worker.close()
+            self._commits.worker.close()
         finally:
             if self._lock is not None:
                 self._lock.close()
@@ -557,19 +564,20 @@ async def _looked(look: Look) -> None:
     """Have all views of a look loaded, those on disk in a thread."""
     with closing(look.views()) as views:
         for view in views:
-            if view.is_on_disk:
-                await _loaded(view)
+            if view.is_on_disk:  # it must not be closed before the thread has ended
+                await _to_its_end(asyncio.to_thread(view.load))
             else:
                 view.load()
 
 
-async def _loaded(view: View) -> None:
-    """Load a view in a thread; it must not be closed before the thread has ended."""
-    loading = asyncio.ensure_future(asyncio.to_thread(view.load))
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`; a task that is cancelled meanwhile waits for its end."""
+    doing = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(loading)
+        await asyncio.shield(doing)
     except asyncio.CancelledError:
-        await asyncio.wait([loading])
+        await asyncio.wait([doing])
+        _ = doing.cancelled() or doing.exception()  # mark it as retrieved
         raise
 
 

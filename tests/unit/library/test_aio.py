@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Awaitable
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -16,6 +17,7 @@ from kestrelmq import (
     QueuePathLocked,
     QueueUnavailable,
 )
+from kestrelmq.clock import Pause
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from tests.support.patience import PATIENCE
@@ -192,6 +194,32 @@ async def test_close_ends_waits(tmp_path: Path) -> None:
         await reader
     with pytest.raises(QueueUnavailable, match="closed"):
         await queue.add(b"x")
+
+
+async def test_a_close_that_is_cancelled_still_ends_the_threads_first(tmp_path: Path) -> None:
+    """Nobody else may open the queue while a thread may be replacing its files."""
+    queue, other = AsyncPersistentQueue("work", tmp_path), AsyncPersistentQueue("work", tmp_path)
+    await queue.setup()
+    has_begun, may_end = Event(), Event()
+
+    def job(_: Pause) -> None:
+        has_begun.set()
+        may_end.wait(LONG)
+
+    queue._commits.worker.run(job, lambda _: None)
+    has_begun.wait(LONG)
+    closer = asyncio.create_task(queue.close())
+    await asyncio.sleep(0)
+    closer.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(QueuePathLocked):
+        await other.setup()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closer
+    async with other:
+        assert len(other) == 0
 
 
 async def test_overdue_read_is_given_back(tmp_path: Path) -> None:
