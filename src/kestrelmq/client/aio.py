@@ -243,7 +243,8 @@ class AsyncClient(ClientOperations):
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, _loop_time, random)
         self._pool = Pool(self._options, AsyncConnection)
-        self._started = False
+        # Whether the membership was begun to be started, and whether it is started.
+        self._starts = self._started = False
 
     @classmethod
     def discover(
@@ -266,7 +267,7 @@ class AsyncClient(ClientOperations):
         What other tasks wait for ends with an error.
         """
         self._pool.close()
-        if self._started:
+        if self._starts:
             await asyncio.to_thread(self._membership.close)
 
     # Operations that hold reads open; the others are inherited from `ClientOperations`.
@@ -349,6 +350,7 @@ class AsyncClient(ClientOperations):
     async def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
         self._pool.check_open()
         if not self._started:
+            self._starts = True  # that goes on in its thread if this task is cancelled
             await asyncio.to_thread(self._membership.start)
             self._started = True
         io_requests = carry_out(plan, self._pool, reads)

@@ -57,7 +57,7 @@ class Membership(Protocol):
         """Return the servers that items can be added to."""
 
     def close(self) -> None:
-        """Stop following changes."""
+        """Stop following changes; if `start` is running, wait for its end first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kestrelmq.client.address import Address
-from kestrelmq.errors import ServerUnavailable
+from kestrelmq.errors import ClientClosed, ServerUnavailable
 
 _MEMBER: Final = "member_"
 _ENDPOINT: Final = "memcache"
@@ -53,6 +53,7 @@ class ZooKeeperMembership:
         self._timeout = timeout
         self._hosts = hosts
         self._zookeeper: Any = None
+        self._closed = False
         self._members: dict[str, tuple[Address, ...]] = {"read": (), "write": ()}
         self._lock = Lock()
 
@@ -61,10 +62,13 @@ class ZooKeeperMembership:
 
         Raises:
             ServerUnavailable: ZooKeeper did not answer in time, or with an error.
+            ClientClosed: it was closed before.
         """
         if self._zookeeper is not None:
             return
         with self._lock:
+            if self._closed:  # nobody would disconnect it any more
+                raise ClientClosed("the client is closed")
             if self._zookeeper is None:
                 self._zookeeper = self._connected()
 
@@ -79,6 +83,7 @@ class ZooKeeperMembership:
     def close(self) -> None:
         """Disconnect from ZooKeeper."""
         with self._lock:
+            self._closed = True
             zookeeper, self._zookeeper = self._zookeeper, None
         if zookeeper is not None:
             _end(zookeeper)

@@ -1,0 +1,65 @@
+"""What is connected to find servers, and who disconnects it."""
+
+import asyncio
+from threading import Event
+
+import pytest
+
+from kestrelmq.client import AsyncClient
+from kestrelmq.client.address import Address
+from kestrelmq.client.discovery import ZooKeeperMembership
+from kestrelmq.errors import ClientClosed
+from tests.support.patience import PATIENCE
+
+
+class SlowMembership:
+    """Knows no servers, and is only connected when it is told to be.
+
+    Attributes:
+        begins: set when it begins to connect.
+        may_connect: lets it.
+        calls: what was done.
+    """
+
+    def __init__(self) -> None:
+        self.begins, self.may_connect = Event(), Event()
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        """Connect."""
+        self.begins.set()
+        self.may_connect.wait(PATIENCE)
+        self.calls.append("start")
+
+    def reads(self) -> list[Address]:
+        """Return none."""
+        return []
+
+    def writes(self) -> list[Address]:
+        """Return none."""
+        return []
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.calls.append("close")
+
+
+async def test_what_was_connecting_for_a_cancelled_task_is_disconnected() -> None:
+    """The thread that connects goes on; nobody but the client knows of it."""
+    membership = SlowMembership()
+    async with AsyncClient(membership) as client:
+        task = asyncio.create_task(client.get("work"))
+        await asyncio.to_thread(membership.begins.wait, PATIENCE)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        membership.may_connect.set()
+    assert membership.calls[-1] == "close"
+
+
+def test_nothing_is_connected_after_the_close() -> None:
+    """A thread that was about to do so finds the client closed."""
+    membership = ZooKeeperMembership("host.invalid:1", "/kestrel")
+    membership.close()
+    with pytest.raises(ClientClosed):
+        membership.start()
