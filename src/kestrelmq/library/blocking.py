@@ -329,16 +329,23 @@ class BlockingQueue(ABC):
         begun = self._change(begin, reads=True)
         if isinstance(begun, Item):
             return begun
+        failure: KestrelError | None = None
         try:
             while not begun.woken.wait(self._longest_sleep(begun.queue, deadline)):
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 self._change(lambda _: None)  # gives back overdue reads, perhaps to this thread
+        except KestrelError as error:  # such as: it was closed, perhaps just after an item came
+            failure = error
         except BaseException:
             if not self._ends_wait(begun):
                 self._give_back(begun)
             raise
-        return None if self._ends_wait(begun) else begun.item()
+        if not self._ends_wait(begun):
+            return begun.item()
+        if failure is not None:
+            raise failure
+        return None
 
     def _ends_wait(self, waiting: WaitingThread) -> bool:
         """End a wait; return False if it has ended already."""

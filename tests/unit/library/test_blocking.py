@@ -328,6 +328,21 @@ def test_an_interrupted_add_still_wakes_who_got_the_item(
         assert data(reader.result(LONG)) == b"x"
 
 
+def test_a_wait_that_fails_keeps_an_item_that_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is closed just after the thread was served does not lose the item."""
+    with PersistentQueue("work", tmp_path) as queue:
+
+        def closed(*_: object) -> None:
+            queue.add(b"x")
+            queue.close()
+            raise QueueUnavailable
+
+        monkeypatch.setattr(queue, "_longest_sleep", closed)
+        assert data(queue.wait_remove()) == b"x"
+
+
 def test_an_interrupted_wait_holds_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that came just before goes back, and is not held for ever."""
     with PersistentQueue("work", tmp_path) as queue:
