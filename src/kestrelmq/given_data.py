@@ -1,4 +1,9 @@
-"""Data that a caller gives, such as that of an item: bytes, or text that is encoded."""
+"""What a caller gives: data, such as that of an item, which may be text, numbers, and counts."""
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 
 def given_bytes(data: object, what: str) -> bytes:
@@ -30,3 +35,46 @@ def given_bytes(data: object, what: str) -> bytes:
 def item_bytes(data: object) -> bytes:
     """Return the data of an item that is to be added. Raises as `given_bytes`."""
     return given_bytes(data, "an item")
+
+
+def given_number(number: object, what: str) -> float:
+    """Return a number that a caller gives; one that is too large for a float is infinite.
+
+    Args:
+        number: what is given.
+        what: what it is, for the error, such as "a timeout".
+
+    Raises:
+        TypeError: it is no number.
+    """
+    if not isinstance(number, Real):
+        raise TypeError(f"{what} is a number, not {type(number).__name__}")
+    try:
+        return float(number)
+    except OverflowError:
+        huge: Any = number
+        return math.inf if huge > 0 else -math.inf
+
+
+def given_list(given: Any, *kinds: type) -> list[Any]:
+    """Return what a caller gives as a list: what is of these kinds, or no list, stands for itself.
+
+    Whether its elements are what they should be is still to be checked.
+    """
+    if isinstance(given, (bytes, *kinds)) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)
+
+
+def given_count(count: object, what: str) -> int:
+    """Return a whole number from 0 on that a caller gives. `what` is as for `given_number`.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 0.
+    """
+    if not isinstance(count, int):
+        raise TypeError(f"{what} is a whole number, not {count!r}")
+    if count < 0:
+        raise ValueError(f"{what} is not below 0, as {count} is")
+    return int(count)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import InvalidRequest
+from kestrelmq.given_data import given_list
 
 DEFAULT_PORT: Final = 22133
 UNIX: Final = "unix:"
@@ -72,7 +73,10 @@ def parse_addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
     Raises:
         InvalidRequest: one of them is not an address, or there is none.
     """
-    texts = [servers] if isinstance(servers, str) else list(servers)
+    texts = given_list(servers, str)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a server address is text, not {type(text).__name__}")
     words = [word for text in texts for word in text.split(",") if word.strip()]
     if not words:
         raise InvalidRequest("no server address was given")

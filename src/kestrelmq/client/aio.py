@@ -24,7 +24,7 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import LEASE_ENDED
-from kestrelmq.client.options import ClientOptions, options_of
+from kestrelmq.client.options import ClientOptions, checked_count, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
@@ -309,7 +309,8 @@ class AsyncClient(ClientOperations):
         """
         wait = math.inf if idle_timeout is None else idle_timeout
         held: HeldReads[bytes] | None = None
-        for _ in count() if max_items is None else range(max_items):
+        turns = count() if max_items is None else range(checked_count(max_items, "max_items"))
+        for _ in turns:
             held = await self._carry_out(self._plans.advance(queue, held, wait))
             if held is None:
                 return

@@ -22,7 +22,7 @@ from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
 from kestrelmq.client.heartbeats import Heartbeats
-from kestrelmq.client.options import ClientOptions, options_of
+from kestrelmq.client.options import ClientOptions, checked_count, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
 from kestrelmq.client.reserved import (
     ItemData,
@@ -281,7 +281,8 @@ class Client(ClientOperations):
         """
         wait = math.inf if idle_timeout is None else idle_timeout
         held: HeldReads[bytes] | None = None
-        for _ in count() if max_items is None else range(max_items):
+        turns = count() if max_items is None else range(checked_count(max_items, "max_items"))
+        for _ in turns:
             held = self._carry_out(self._plans.advance(queue, held, wait))
             if held is None:
                 return

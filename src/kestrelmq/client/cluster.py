@@ -15,7 +15,7 @@ from functools import lru_cache
 from hashlib import sha256
 from random import Random
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from kestrelmq.client.address import Address, parse_addresses
 from kestrelmq.names import master_of
@@ -44,6 +44,7 @@ def by_affinity(servers: frozenset[Address], queue: str) -> tuple[Address, ...]:
     return tuple(sorted(servers, key=weight, reverse=True))
 
 
+@runtime_checkable
 class Membership(Protocol):
     """The servers that a client uses now. Only `start` may block. All methods are thread-safe."""
 
@@ -82,10 +83,14 @@ class FixedMembership:
 
 
 def membership_of(servers: str | Iterable[str] | Membership) -> Membership:
-    """Return the membership for the `servers` argument of a client."""
-    if isinstance(servers, str | Iterable):
-        return FixedMembership(parse_addresses(servers))
-    return servers
+    """Return the membership for the `servers` argument of a client.
+
+    Raises:
+        InvalidRequest: they are no servers.
+    """
+    if isinstance(servers, Membership):
+        return servers
+    return FixedMembership(parse_addresses(servers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kestrelmq.client.address import Address
-from kestrelmq.errors import ClientClosed, ServerUnavailable
+from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
 
 _MEMBER: Final = "member_"
 _ENDPOINT: Final = "memcache"
@@ -49,6 +49,15 @@ class ZooKeeperMembership:
     """The servers that are registered under a path prefix, kept up to date. Thread-safe."""
 
     def __init__(self, hosts: str, path_prefix: str, *, timeout: float = 10.0) -> None:
+        """Prepare to connect to ZooKeeper at `hosts`, for at most `timeout` seconds.
+
+        Raises:
+            InvalidRequest: the hosts, or the path prefix, are no text.
+        """
+        given: dict[str, object] = {"zookeeper_hosts": hosts, "path_prefix": path_prefix}
+        for what, text in given.items():
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"{what} is text, not {text!r}")
         self._prefix = "/" + path_prefix.strip("/")
         self._timeout = timeout
         self._hosts = hosts

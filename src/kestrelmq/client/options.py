@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
+from kestrelmq.given_data import given_count, given_number
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
@@ -55,21 +56,44 @@ class ClientOptions:
     affinity: Literal["queue"] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest: a number is out of range, or no such affinity is known."""
+        """Raise InvalidRequest: a number is none, or out of range; or no such affinity is known."""
         for name in ("connect_timeout", "operation_timeout", "poll_interval"):
-            if not 0 < getattr(self, name) <= _LONGEST_TIME:
+            if not 0 < checked_number(getattr(self, name), name) <= _LONGEST_TIME:
                 raise InvalidRequest(f"{name} is more than 0 and at most {_LONGEST_TIME:.0f} s")
         for name in ("restart_patience", "max_idle_connections", "max_item_bytes"):
-            if not getattr(self, name) >= 0:
+            if not checked_number(getattr(self, name), name) >= 0:
                 raise InvalidRequest(f"{name} is 0 or more")
-        if self.affinity not in {None, "queue"}:
+        if self.affinity is not None and self.affinity != "queue":
             raise InvalidRequest(f"the affinity is 'queue' or None, not {self.affinity!r}")
 
 
 def options_of(options: ClientOptions | None, affinity: Literal["queue"] | None) -> ClientOptions:
-    """Return the options of a client, of which `affinity` may be given by itself."""
-    options = options or ClientOptions()
+    """Return the options of a client, of which `affinity` may be given by itself.
+
+    Raises:
+        InvalidRequest: they are none.
+    """
+    if options is None:
+        options = ClientOptions()
+    if not isinstance(options, ClientOptions):
+        raise InvalidRequest(f"options are ClientOptions, not {type(options).__name__}")
     return options if affinity is None else replace(options, affinity=affinity)
+
+
+def checked_number(number: object, what: str) -> float:
+    """Return what `given_number` does. Raises InvalidRequest: it is no number."""
+    try:
+        return given_number(number, what)
+    except TypeError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def checked_count(count: object, what: str) -> int:
+    """Return what `given_count` does. Raises InvalidRequest: it is no whole number from 0 on."""
+    try:
+        return given_count(count, what)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +117,11 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     """
     if delay is None:
         return ItemTimes(protocol_expiry(expiry), 0)
-    if not (math.isfinite(delay) and 0 <= delay <= _LONGEST_DELAY):
+    seconds = checked_number(delay, "the delay")
+    if not 0 <= seconds <= _LONGEST_DELAY:
         raise InvalidRequest("the delay must be a number of seconds from 0 on")
-    return ItemTimes(protocol_expiry(expiry, lambda: time.time() + delay), math.ceil(delay * 1000))
+    expires = protocol_expiry(expiry, lambda: time.time() + seconds)
+    return ItemTimes(expires, math.ceil(seconds * 1000))
 
 
 def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
@@ -105,6 +131,13 @@ def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
     """
     delay = min(max(0, due - now), int(_LONGEST_DELAY * 1000)) if due else 0
     return ItemTimes(-(-expiry // 1000), delay)
+
+
+def declared_time(seconds: float, what: str) -> int:
+    """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is none."""
+    if not 0 <= checked_number(seconds, what) <= _LONGEST_DELAY:
+        raise InvalidRequest(f"{what} is a number of seconds from 0 on")
+    return math.ceil(seconds * 1000)
 
 
 def mark_of(producer: str | None, sequence: int | None) -> PutMark | None:
@@ -123,27 +156,28 @@ def end_of_wait(timeout: float | None, now: float) -> float:
     """
     if timeout is None:
         return now
-    if math.isnan(timeout):
+    seconds = checked_number(timeout, "a timeout")
+    if math.isnan(seconds):
         raise InvalidRequest("a timeout is a number of seconds")
-    return now + timeout
+    return now + seconds
 
 
 def checked_lease(seconds: float) -> float:
     """Return a lease. Raises InvalidRequest: nothing can be reserved for so long."""
-    if not 0 < seconds <= LONGEST_LEASE:
+    if not 0 < checked_number(seconds, "a lease") <= LONGEST_LEASE:
         raise InvalidRequest(f"a lease is more than 0 and at most {LONGEST_LEASE:.0f} seconds")
     return seconds
 
 
 def check_grace(seconds: float) -> None:
     """Raise InvalidRequest: nothing can stay reserved for so long after its owner has gone."""
-    if not 0 <= seconds <= LONGEST_LEASE:
+    if not 0 <= checked_number(seconds, "a grace") <= LONGEST_LEASE:
         raise InvalidRequest(f"a grace must be from 0 to {LONGEST_LEASE:.0f} seconds")
 
 
 def check_delay(delay: float | None) -> None:
     """Raise InvalidRequest: nothing can be released with such a delay."""
-    if delay is not None and not 0 <= delay <= LONGEST_LEASE:
+    if delay is not None and not 0 <= checked_number(delay, "the delay") <= LONGEST_LEASE:
         raise InvalidRequest(f"the delay must be from 0 to {LONGEST_LEASE:.0f} seconds")
 
 
@@ -164,11 +198,12 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
         seconds = math.ceil(expiry.astimezone(UTC).timestamp())
         # A smaller number would be taken for seconds from now.
         return seconds if seconds >= _RELATIVE_LIMIT else -1
-    if not math.isfinite(expiry):
+    given = checked_number(expiry, "the expiry")
+    if not math.isfinite(given):
         raise InvalidRequest("the expiry must be finite; None is never")
-    if expiry > _LONGEST_EXPIRY:
+    if given > _LONGEST_EXPIRY:
         raise InvalidRequest(f"the expiry is at most {_LONGEST_EXPIRY:.0f} seconds; None is never")
-    if expiry <= 0:
+    if given <= 0:
         return -1
-    seconds = math.ceil(expiry)
-    return seconds if seconds < _RELATIVE_LIMIT else math.ceil(now() + expiry)
+    seconds = math.ceil(given)
+    return seconds if seconds < _RELATIVE_LIMIT else math.ceil(now() + given)

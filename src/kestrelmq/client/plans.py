@@ -61,7 +61,9 @@ from kestrelmq.client.options import (
     ItemTimes,
     check_delay,
     check_grace,
+    checked_count,
     checked_lease,
+    declared_time,
     end_of_wait,
     item_times,
     mark_of,
@@ -79,6 +81,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from kestrelmq.given_data import given_list
 from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 
@@ -337,13 +340,20 @@ SomeReads: TypeAlias = ReservedRead | str | Sequence[ReservedRead | str]
 
 
 def read_names(reads: SomeReads) -> list[str]:
-    """Return what names these items to their server."""
-    some = [reads] if isinstance(reads, ReservedRead | str) else reads
-    return [one if isinstance(one, str) else one.read for one in some]
+    """Return what names these items to their server. Raises InvalidRequest: they are none."""
+    names: list[str] = []
+    for one in given_list(reads, ReservedRead, str):
+        if not isinstance(one, ReservedRead | str):
+            raise InvalidRequest(f"a read is a ReservedRead or text, not {type(one).__name__}")
+        names.append(one if isinstance(one, str) else one.read)
+    return names
 
 
 def _chosen(reads: SomeReads | None, tag: str, owner: str = "") -> commands.Reads | None:
     """Return which reads are meant; None if they are those of an empty list."""
+    for given, what in ((tag, "a tag"), (owner, "an owner")):
+        if not isinstance(given, str):
+            raise InvalidRequest(f"{what} is text, not {type(given).__name__}")
     names = [] if reads is None else read_names(reads)
     if reads is not None and not names and not tag and not owner:
         return None
@@ -476,7 +486,7 @@ class Planner:
         The attribute `stored` of an error tells for each item whether it is stored; None if that is
         unknown.
         """
-        if isinstance(items, str | bytes | bytearray):
+        if isinstance(items, str | bytes | bytearray) or not isinstance(items, Iterable):
             raise InvalidRequest("put_many takes a list of items; put takes one")
         encoded = [commands.checked_bytes(item, "an item") for item in items]
         return (
@@ -679,7 +689,7 @@ class Planner:
         name = commands.checked_queue(queue)
         deadline = end_of_wait(seconds, self.clock())
         batch: list[HeldReads[list[bytes]]] = []
-        left = max_items
+        left = None if max_items is None else checked_count(max_items, "max_items")
         while left is None or left > 0:
             server_round = self._round(queue)
             while (server := server_round.next_server()) is not None and (left is None or left > 0):
@@ -733,8 +743,10 @@ class Planner:
         Raises:
             InvalidRequest: the server is none of this client's, or must be given.
         """
-        names = [queues] if isinstance(queues, str) else queues
+        names = given_list(queues, str)
         checked = [commands.checked_queue(name) for name in names]
+        if not checked:
+            raise InvalidRequest("no queue was given")
         check_grace(grace)
         terms = commands.reserve_terms(checked_lease(lease), tag, owner, grace)
 
@@ -853,7 +865,8 @@ class Planner:
         Returns:
             How many tags were open or done.
         """
-        command = commands.retire(commands.checked_queue(queue), name, epoch)
+        last = checked_count(epoch, "an epoch")
+        command = commands.retire(commands.checked_queue(queue), name, last)
         return (yield from self._count_at(server, command))
 
     def _count_at(self, server: str | None, command: Command[int]) -> Plan[int]:
@@ -1025,6 +1038,8 @@ class Planner:
     ) -> Plan[dict[str, Moved]]:
         name = commands.checked_queue(queue)
         to = None if target is None else commands.checked_queue(target)
+        if count is not None:
+            count = checked_count(count, "a number of items")
         return (yield from self._where_it_is(commands.move(verb, name, to, count)))
 
     def export_page(self, queue: str, place: ExportPlace | None) -> Plan[ExportPage]:
@@ -1060,6 +1075,8 @@ class Planner:
             ImportStopped: a line is wrong, or an item could not be added. Its cause is the error of
                 `put_many`, if there was one.
         """
+        if not isinstance(lines, Iterable):
+            raise InvalidRequest(f"import_items takes lines, not {type(lines).__name__}")
         added = 0
         try:
             for rows in import_batches(lines, queue, BATCH_ITEMS):
@@ -1106,9 +1123,9 @@ class Planner:
             settings.append(f"journal={'yes' if journal else 'no'}")
         for name, seconds in (("expires", expires), ("max_age", max_age)):
             if seconds is not None:
-                settings.append(f"{name}={math.ceil(seconds * 1000)}")
+                settings.append(f"{name}={declared_time(seconds, name)}")
         if max_items is not None:
-            settings.append(f"max_items={max_items}")
+            settings.append(f"max_items={checked_count(max_items, 'max_items')}")
         yield from self._on_every_server(commands.declare(commands.checked_queue(queue), settings))
 
     def pause(self, queue: str, operations: str = "all") -> Plan[bool]:
@@ -1155,6 +1172,8 @@ class Planner:
 
     def set_status(self, status: str) -> Plan[None]:
         """Change the status of every server, such as to `up`, `readonly` or `quiescent`."""
+        if not isinstance(status, str):
+            raise InvalidRequest(f"a status is text, not {type(status).__name__}")
         yield from self._on_every_server(commands.set_status(status))
 
     def version(self) -> Plan[dict[str, str]]:

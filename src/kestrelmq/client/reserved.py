@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from kestrelmq.client import commands
 from kestrelmq.client.commands import Command, HeldItem, Reads
-from kestrelmq.client.options import check_delay, check_grace, checked_lease
+from kestrelmq.client.options import check_delay, check_grace, checked_lease, checked_number
 from kestrelmq.client.plans import HeldReads, Plan, PlanMethod, Planner, RunStep
 from kestrelmq.errors import ClientError, InvalidRequest, LeaseEnded
 
@@ -184,12 +184,12 @@ def beat_period(lease: float, *, heartbeat: float | bool | None) -> float | None
     """Return after how many seconds each to extend a lease; None for never.
 
     Raises:
-        InvalidRequest: the lease would end before.
+        InvalidRequest: the lease would end before, or is none.
     """
     if heartbeat is None or heartbeat is False:
         return None
     if heartbeat is True:
-        return lease / BEATS
-    if not 0 < heartbeat < lease:
+        return checked_lease(lease) / BEATS
+    if not 0 < checked_number(heartbeat, "a heartbeat") < checked_lease(lease):
         raise InvalidRequest("a heartbeat must be more than 0 seconds and shorter than the lease")
     return heartbeat

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -47,6 +46,7 @@ from kestrelmq.library.items import (
     reserving,
     retiring,
     searching,
+    turns,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -272,7 +272,7 @@ class AsyncPersistentQueue:
         When a loop ends early, Python closes an asynchronous iterator late. Use
         `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
         """
-        for _ in count() if max_items is None else range(max_items):
+        for _ in turns(max_items):
             async with self.reserve(idle_timeout) as held:
                 if held is None:
                     return

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -45,6 +44,7 @@ from kestrelmq.library.items import (
     reserving,
     retiring,
     searching,
+    turns,
 )
 from kestrelmq.library.opening import check_queue, open_queue
 
@@ -240,7 +240,7 @@ class BlockingQueue(ABC):
         end the loop by `max_items`, or by `idle_timeout`: no item came for that many seconds.
         Without either, it never ends.
         """
-        for _ in count() if max_items is None else range(max_items):
+        for _ in turns(max_items):
             with self.reserve(idle_timeout) as held:
                 if held is None:
                     return

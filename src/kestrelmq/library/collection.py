@@ -21,10 +21,11 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
-from kestrelmq.given_data import item_bytes
+from kestrelmq.given_data import given_count, given_number, item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Delay, Expiry, item_times
+from kestrelmq.library.opening import check_settings, given_name
 from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
 
@@ -66,7 +67,7 @@ class QueueCollection:
             ConfigError: a name is not valid, or an alias leads back to itself.
             ValueError: `sweep_period` is not above 0.
         """
-        if sweep_period is not None and not sweep_period > 0:
+        if sweep_period is not None and not given_number(sweep_period, "sweep_period") > 0:
             raise ValueError("sweep_period is a number of seconds above 0, or None")
         self._config = _config(Path(path), default, queues or {}, aliases or {})
         self._clock = clock or SystemClock()
@@ -139,7 +140,7 @@ class QueueCollection:
         Raises:
             InvalidQueueName: the name is not valid, or it is an alias, which has no items.
         """
-        problem = queue_name_error(name)
+        problem = queue_name_error(given_name(name))
         if problem is None and name in self._config.aliases:
             problem = f"{name} is an alias; it can only be added to, by the collection's `add`"
         if problem is not None:
@@ -164,6 +165,7 @@ class QueueCollection:
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
         """
+        given_name(name)
         item = item_bytes(data)
         expires, due = item_times(expiry, delay, self._clock.now())
         mark = put_mark(producer, sequence)
@@ -184,10 +186,12 @@ class QueueCollection:
 
     def flush(self, name: str) -> int:
         """Drop all waiting items of a queue; return how many; 0 for an alias or unknown name."""
+        given_name(name)
         return self._change(lambda queues: queues.flush(name))
 
     def delete(self, name: str) -> bool:
         """Delete a queue with its items and its journal; False if there is no such queue."""
+        given_name(name)
         return self._change(lambda queues: queues.delete(name))
 
     def declare(self, name: str, settings: QueueConfig) -> None:
@@ -205,6 +209,8 @@ class QueueCollection:
             JournalError: the journal cannot be kept, or ended, as declared; or it is done, but
                 could not be saved, and is undone by a restart.
         """
+        given_name(name)
+        check_settings(settings)
         self._saved(lambda queues: queues.declare(name, settings))
 
     def pause(self, name: str, operations: str = "all") -> bool:
@@ -217,11 +223,13 @@ class QueueCollection:
             ValueError: `operations` is something else.
             JournalError: it is paused, but that could not be saved, and ends with a restart.
         """
+        given_name(name)
         paused = Paused.parse(operations)
         return self._saved(lambda queues: queues.pause(name, paused))
 
     def resume(self, name: str, operations: str = "all") -> bool:
         """Resume `reads`, `writes` or `all` of a queue; as `pause`."""
+        given_name(name)
         paused = Paused.parse(operations)
         return self._saved(lambda queues: queues.resume(name, paused))
 
@@ -270,6 +278,7 @@ class QueueCollection:
             InvalidQueueName: `target` is not given, and not exactly one queue has `name` as its
                 `dead_letter_queue`.
         """
+        given_name(name)
         if target is None:
             target = self._change(lambda queues: source_of_dead_letters(queues, name))
         return self.move(name, target)
@@ -298,8 +307,10 @@ class QueueCollection:
         count: int | None,
     ) -> tuple[Queue | None, Work | None]:
         """Return the queue and what moves or copies its items; None if there is no such queue."""
-        if count is not None and count < 0:
-            raise ValueError("a number of items is not below 0")
+        given_name(name)
+        given_name(target)
+        if count is not None:
+            given_count(count, "a number of items")
 
         def begin(queues: Queues) -> tuple[Queue | None, Work | None]:
             queue = queues.existing(name)

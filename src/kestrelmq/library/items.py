@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import count as counting
 from typing import Final
 
 from kestrelmq.engine.browsing import Look
@@ -20,8 +21,8 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
-from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded
-from kestrelmq.given_data import given_bytes, item_bytes
+from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded, TagRefused
+from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
@@ -107,7 +108,7 @@ def releasing(
 
     What it raises: ValueError as `BlockingQueue.release` says.
     """
-    if delay is not None and not 0 <= delay <= _LONGEST_TIME:
+    if delay is not None and not 0 <= given_number(delay, "the delay") <= _LONGEST_TIME:
         raise ValueError(f"the delay must be from 0 to {_LONGEST_TIME:.0f} seconds")
 
     def release(queue: Queue) -> bool:
@@ -125,7 +126,7 @@ def extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
 
     What it raises: ValueError as `BlockingQueue.extend` says.
     """
-    if not 0 <= seconds <= _LONGEST_TIME:
+    if not 0 <= given_number(seconds, "an extension") <= _LONGEST_TIME:
         raise ValueError(f"a read is extended by 0 to {_LONGEST_TIME:.0f} seconds")
     return lambda queue: queue.extend(xid, seconds)
 
@@ -135,12 +136,12 @@ def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item
 
     What it raises, and this: as `BlockingQueue.reserve_many`.
     """
-    if not 1 <= count <= _MOST_RESERVED:
+    if not 1 <= given_count(count, "a number of items") <= _MOST_RESERVED:
         raise ValueError(f"1 to {_MOST_RESERVED} items are reserved at once")
-    if not _SHORTEST_LEASE <= lease <= _LONGEST_TIME:
+    if not _SHORTEST_LEASE <= given_number(lease, "a lease") <= _LONGEST_TIME:
         raise ValueError(f"a lease is from a millisecond to {_LONGEST_TIME:.0f} seconds")
     if tag:
-        parse_tag(tag)
+        _check_tag(tag)
     terms = ReserveTerms(round(lease * 1000), tag=tag)
 
     def reserve(queue: Queue) -> list[Item] | None:
@@ -160,12 +161,22 @@ def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item
 
 def finishing(tag: str) -> Callable[[Queue], int]:
     """Return what finishes the reads of a tag. Raises TagRefused: it is none."""
-    parse_tag(tag)
+    _check_tag(tag)
     return lambda queue: queue.finish(tag)
+
+
+def _check_tag(tag: object) -> None:
+    """Raise TagRefused: it is no tag."""
+    if not isinstance(tag, str):
+        raise TagRefused(f"a tag is text, not {type(tag).__name__}")
+    parse_tag(tag)
 
 
 def retiring(name: str, epoch: int) -> Callable[[Queue], int]:
     """Return what retires the tags of a name. Raises TagRefused: no tag can have these parts."""
+    given: object = name
+    if not isinstance(given, str):
+        raise TagRefused(f"the name of a tag is text, not {type(given).__name__}")
     parse_tag(f"{name}:{epoch}:0")
     return lambda queue: queue.retire(name, epoch)
 
@@ -175,17 +186,23 @@ def longest_wait(timeout: float | None) -> float | None:
 
     Raises ValueError: `timeout` is not a number.
     """
-    if timeout is None or timeout > _LONGEST_TIME:
+    if timeout is None:
         return None
-    if math.isnan(timeout):
+    seconds = given_number(timeout, "a timeout")
+    if math.isnan(seconds):
         raise ValueError("a timeout is a number of seconds")
-    return timeout
+    return seconds if seconds <= _LONGEST_TIME else None
+
+
+def turns(max_items: int | None) -> Iterable[int]:
+    """Return what to iterate over to do something so many times, or for ever. Raises ValueError."""
+    return counting() if max_items is None else range(given_count(max_items, "max_items"))
 
 
 def looking(offset: int, count: int) -> Callable[[Queue], Look]:
     """Return what begins a `browse`. Raises ValueError: a number is below 0."""
-    if offset < 0 or count < 0:
-        raise ValueError("an offset and a count are not below 0")
+    given_count(offset, "an offset")
+    given_count(count, "a number of items")
     return lambda queue: Look(queue, offset, count, sys.maxsize)
 
 
@@ -218,8 +235,8 @@ def searching(
     wanted = pattern if text is None else text
     if (text is None) == (pattern is None) or not wanted:
         raise ValueError("give either a text or a pattern, and not an empty one")
-    if offset < 0 or count < 0:
-        raise ValueError("an offset and a count are not below 0")
+    given_count(offset, "an offset")
+    given_count(count, "a number of items")
     search = given_bytes(wanted, "what to search for")
     return Search(search, is_pattern=text is None), lambda queue: Look(
         queue, offset, SEARCHED_ITEMS, READ_BYTES
@@ -321,7 +338,7 @@ def expiry_time(expiry: Expiry, now: int) -> int:
         case timedelta():
             seconds = expiry.total_seconds()
         case _:
-            seconds = expiry
+            seconds = given_number(expiry, "an expiry or a delay")
     if not abs(seconds) <= _LONGEST_EXPIRY:
         raise ValueError(f"an expiry or a delay is at most {_LONGEST_EXPIRY:.0f} seconds")
     return max(1, now + round(seconds * 1000))

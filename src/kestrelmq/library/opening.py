@@ -20,6 +20,19 @@ from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.names import queue_name_error
 
 
+def given_name(name: object) -> str:
+    """Return the name of a queue that a caller gives. Raises InvalidQueueName: it is no text."""
+    if not isinstance(name, str):
+        raise InvalidQueueName(f"a queue name is text, not {type(name).__name__}")
+    return name
+
+
+def check_settings(config: object) -> None:
+    """Raise ConfigError: these are no settings of a queue."""
+    if not isinstance(config, QueueConfig):
+        raise ConfigError(f"the settings of a queue are a QueueConfig, not {config!r}")
+
+
 def check_queue(name: str, config: QueueConfig) -> None:
     """Check that a queue with this name and these settings can be used without others.
 
@@ -27,9 +40,10 @@ def check_queue(name: str, config: QueueConfig) -> None:
         InvalidQueueName: the name is not valid.
         ConfigError: the settings need other queues.
     """
-    problem = queue_name_error(name)
+    problem = queue_name_error(given_name(name))
     if problem is not None:
         raise InvalidQueueName(problem)
+    check_settings(config)
     for setting in ("expire_to_queue", "dead_letter_queue", "max_deliveries", "fanout_only"):
         if getattr(config, setting):
             raise ConfigError(f"queue {name}: {setting} needs other queues: use a QueueCollection")

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -208,6 +209,59 @@ def test_times_that_make_no_sense_are_refused(tmp_path: Path) -> None:
                 wait(math.nan)
         queue.unremove(item.xid)
         assert data(queue.wait_remove(math.inf)) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda queue: queue.add(b"y", "5"), "an expiry or a delay is a number, not str"),
+        (lambda queue: queue.wait_remove("5"), "a timeout is a number, not str"),
+        (lambda queue: queue.release(1, "5"), "the delay is a number, not str"),
+        (lambda queue: queue.extend(1, "5"), "an extension is a number, not str"),
+        (lambda queue: queue.reserve_many(1, "5"), "a lease is a number, not str"),
+        (lambda queue: queue.reserve_many(1.5, 5), "a number of items is a whole number, not 1.5"),
+        (lambda queue: queue.browse(1.5), "an offset is a whole number, not 1.5"),
+        (lambda queue: queue.search("x", count="5"), "a number of items is a whole number"),
+        (lambda queue: next(queue.consume(max_items=1.5)), "max_items is a whole number, not 1.5"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named(
+    tmp_path: Path, call: Callable[[PersistentQueue], object], says: str
+) -> None:
+    """The queue stays as it was."""
+    with PersistentQueue("work", tmp_path) as queue:
+        queue.add(b"x")
+        with pytest.raises(TypeError, match=says):
+            call(queue)
+        assert len(queue) == 1
+
+
+def test_a_queue_is_named_by_text_and_set_up_by_its_settings(tmp_path: Path) -> None:
+    """Bytes would be taken for a file name of their own."""
+    for wrong in (None, 5, b"work"):
+        name: Any = wrong
+        with pytest.raises(InvalidQueueName, match="a queue name is text, not"):
+            PersistentQueue(name, tmp_path)
+    settings: Any = {"max_items": 1}
+    with pytest.raises(ConfigError, match="are a QueueConfig"):
+        PersistentQueue("work", tmp_path, settings)
+    with QueueCollection(tmp_path) as queues:
+        calls: tuple[Callable[[Any], object], ...] = (
+            queues.queue,
+            queues.flush,
+            queues.delete,
+            queues.pause,
+            queues.resume,
+            queues.redrive,
+            lambda wrong: queues.add(wrong, b"x"),
+            lambda wrong: queues.move("work", wrong),
+            lambda wrong: queues.declare(wrong, QueueConfig()),
+        )
+        for call in calls:
+            with pytest.raises(InvalidQueueName, match="a queue name is text, not bytes"):
+                call(b"work")
+        with pytest.raises(ConfigError, match="are a QueueConfig"):
+            queues.declare("work", settings)
 
 
 def test_a_past_time_is_no_item_for_ever(tmp_path: Path) -> None:
