@@ -105,8 +105,12 @@ class ImportStopped(ClientError):  # noqa: N818
     """
 
     def __init__(self, message: str, added: int) -> None:
-        super().__init__(f"{message}; {added} items added")
+        super().__init__(message)
+        self.args = (message, added)  # from which another process makes it anew
         self.added = added
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; {self.added} items added"
 
 
 class ClientClosed(ClientError):  # noqa: N818
