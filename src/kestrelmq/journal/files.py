@@ -367,7 +367,7 @@ class FileLock:
     The file stays, and names the last process that took the lock.
     """
 
-    __slots__ = ("_descriptor", "_note", "_path", "_problem", "_shared")
+    __slots__ = ("_descriptor", "_note", "_path", "_problem", "_process", "_shared")
 
     def __init__(
         self, path: Path, problem: str, *, shared: bool = False, note: str | None = None
@@ -385,6 +385,7 @@ class FileLock:
         self._shared = shared
         self._note = note
         self._descriptor: int | None = None
+        self._process = 0
 
     def acquire(self) -> None:
         """Take the lock.
@@ -412,7 +413,7 @@ class FileLock:
         if not self._shared:
             note = f"{os.getpid()}\n" if self._note is None else self._note
             os.pwrite(descriptor, note.encode(), 0)
-        self._descriptor = descriptor
+        self._descriptor, self._process = descriptor, os.getpid()
         return True
 
     def holder(self) -> str:
@@ -436,8 +437,14 @@ class FileLock:
         return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock, also if a process was forked meanwhile: that does not keep it.
+
+        In such a process, this does not release it.
+        """
         if self._descriptor is not None:
+            if self._process == os.getpid():
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 

@@ -23,6 +23,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.items import Item
+from kestrelmq.library.opening import UserProcess
 
 T = TypeVar("T")
 
@@ -85,10 +86,12 @@ class QueueAccess:
     """Gives threads access to the queues that share one `GroupCommit`.
 
     Attributes:
+        process: the process that has set the queues up.
         served: the waiting threads that the current operation has served.
     """
 
     def __init__(self, commits: GroupCommit) -> None:
+        self.process = UserProcess()
         self.served: list[WaitingThread] = []
         self._commits = commits
         self._syncs = commits.syncs
@@ -101,7 +104,11 @@ class QueueAccess:
 
         Return its result, and the queues that could not be written or synced, with the reasons. If
         `operation` raises, the changes it made before are still written.
+
+        Raises:
+            QueueUnavailable: another process has set the queues up, and this one was forked.
         """
+        self.process.check()
         failures: dict[Committable, JournalError] = {}
         served: list[WaitingThread] = []
         covering: SyncRound | None = None

@@ -48,7 +48,7 @@ from kestrelmq.library.items import (
     searching,
     turns,
 )
-from kestrelmq.library.opening import check_queue, open_queue
+from kestrelmq.library.opening import UserProcess, check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
@@ -95,6 +95,7 @@ class AsyncPersistentQueue:
         self._clock = clock or SystemClock()
         self._commits = GroupCommit()
         self._opened: Queue | None = None
+        self._process = UserProcess()
         self._lock: ExitStack | None = None
         self._served: list[_Delivery] = []
         self._syncs = self._commits.syncs
@@ -121,6 +122,7 @@ class AsyncPersistentQueue:
         self._opened, self._lock = open_queue(
             self._name, self._path, self._config, self._clock, self._commits
         )
+        self._process.begin()
         self._schedule_check(self._opened)
         self._schedule_upkeep(self._opened)
         if self._config.sync_journal:
@@ -136,9 +138,10 @@ class AsyncPersistentQueue:
 
         A task that is cancelled meanwhile waits for its end.
         """
-        queue, self._opened = self._opened, None
-        if queue is None:
+        if self._opened is None or self._process.is_another:
             return
+        queue, self._opened = self._opened, None
+        self._process.end()
         for timer in (self._deadline_timer, self._upkeep_timer):
             if timer is not None:
                 timer.cancel()
@@ -429,6 +432,7 @@ class AsyncPersistentQueue:
     def _queue(self) -> Queue:
         if self._opened is None:
             raise QueueUnavailable(f"queue {self._name} is not set up, or was closed")
+        self._process.check()
         return self._opened
 
     async def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:

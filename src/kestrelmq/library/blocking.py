@@ -545,6 +545,7 @@ class PersistentQueue(BlockingQueue):
         self._opened, self._lock = open_queue(
             self.name, self._path, self._config, self._clock, self._commits
         )
+        self._access.process.begin()
         self._tickers.begin(
             self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
         )
@@ -578,11 +579,14 @@ class PersistentQueue(BlockingQueue):
     def close(self) -> None:
         """Close the queue. Waiting readers get QueueUnavailable.
 
-        Items of open reads are back at the head after the next `setup`.
+        Items of open reads are back at the head after the next `setup`. In a process that was
+        forked from the one that uses the queue, this does nothing.
 
         Raises:
             JournalError: `sync_journal` is set and the journal could not be synced.
         """
+        if self._access.process.is_another:
+            return
         (tickers, failure), _ = self._access.change(self._shut)
         for ticker in tickers:
             ticker.stop()
@@ -591,6 +595,7 @@ class PersistentQueue(BlockingQueue):
 
     def _shut(self) -> tuple[list[Ticker], JournalError | None]:
         queue, self._opened = self._opened, None
+        self._access.process.end()
         tickers = self._tickers.end()
         failure = None
         if queue is None:

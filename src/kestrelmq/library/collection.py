@@ -94,6 +94,7 @@ class QueueCollection:
             return
         self._queues.open()
         self._is_open = True
+        self._access.process.begin()
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
@@ -111,7 +112,12 @@ class QueueCollection:
         return not self._is_open
 
     def close(self) -> None:
-        """Close every queue and unlock the path; waiting readers get QueueUnavailable."""
+        """Close every queue and unlock the path; waiting readers get QueueUnavailable.
+
+        In a process that was forked from the one that uses the queues, this does nothing.
+        """
+        if self._access.process.is_another:
+            return
         if self._is_open:
             self._tickers.sync_written()
         tickers, _ = self._access.change(self._shut)
@@ -120,6 +126,7 @@ class QueueCollection:
 
     def _shut(self) -> list[Ticker]:
         tickers = self._tickers.end()
+        self._access.process.end()
         if self._is_open:
             self._is_open = False
             self._queues.close()

@@ -104,3 +104,30 @@ def test_a_directory_is_locked_until_its_descriptor_is_closed(
     assert times_open(tmp_path) == 0
     with pytest.raises(FileNotFoundError):
         lock_directory(tmp_path / "missing", 60)
+
+
+@pytest.mark.parametrize("releases", [False, True])
+def test_a_process_forked_meanwhile_does_not_share_a_lock(
+    tmp_path: Path, *, releases: bool
+) -> None:
+    """It has the descriptor, too: it cannot release the lock, and does not hold it up."""
+    lock, other = (FileLock(tmp_path / "lock", "in use") for _ in range(2))
+    lock.acquire()
+    (waiting, ending), (told, telling) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        if releases:
+            lock.release()
+        os.close(ending)
+        os.write(telling, b"x")
+        os.read(waiting, 1)
+        os._exit(0)
+    os.read(told, 1)
+    assert not other.try_acquire()
+    lock.release()
+    assert other.try_acquire()
+    other.release()
+    os.close(ending)
+    os.waitpid(child, 0)
+    for descriptor in (waiting, told, telling):
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -220,6 +221,20 @@ async def test_a_close_that_is_cancelled_still_ends_the_threads_first(tmp_path: 
         await closer
     async with other:
         assert len(other) == 0
+
+
+async def test_a_fork_of_the_process_does_not_share_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a copy of it, which it cannot use, nor close."""
+    async with AsyncPersistentQueue("work", tmp_path) as queue:
+        await queue.add(b"x")
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(QueueUnavailable, match="forked"):
+                await queue.remove()
+            await queue.close()
+        assert data(await queue.remove()) == b"x"
 
 
 async def test_overdue_read_is_given_back(tmp_path: Path) -> None:

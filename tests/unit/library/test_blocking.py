@@ -1,6 +1,7 @@
 """`PersistentQueue`: a durable queue for threads."""
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -517,6 +518,40 @@ def test_two_processes_do_not_share_a_queue(tmp_path: Path) -> None:
         assert len(queue) == 1
     with PersistentQueue("other", tmp_path) as queue:
         assert data(queue.remove()) == b"theirs"
+
+
+def in_a_fork(work: Callable[[], object]) -> str:
+    """Do some work in a fork of this process; return its result, or the name of its error."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            outcome = repr(work())
+        except BaseException as error:  # noqa: BLE001 # nothing may leave this process
+            outcome = type(error).__name__
+        os.write(writing, outcome.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as result:
+        os.waitpid(child, 0)
+        return result.read().decode()
+
+
+def test_a_fork_of_the_process_does_not_share_its_queues(tmp_path: Path) -> None:
+    """It has copies of them, which it cannot use, nor close; it may use others."""
+    with PersistentQueue("work", tmp_path / "one") as queue:
+        queue.add(b"x")
+        for use in (queue.remove, queue.setup, queue.peek, lambda: queue.add(b"y")):
+            assert in_a_fork(use) == "QueueUnavailable"
+        assert in_a_fork(queue.close) == "None"
+        assert data(queue.remove()) == b"x"
+    with QueueCollection(tmp_path / "all") as queues:
+        queues.add("work", b"x")
+        for ask in (queues.queue("work").remove, queues.names, queues.sweep):
+            assert in_a_fork(ask) == "QueueUnavailable"
+        assert in_a_fork(queues.close) == "None"
+        assert data(queues.queue("work").remove()) == b"x"
+    assert in_a_fork(queue.setup) == "None"
 
 
 def test_queue_without_a_journal(tmp_path: Path) -> None:
