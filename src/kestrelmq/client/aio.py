@@ -36,6 +36,7 @@ from kestrelmq.errors import (
     ClientClosed,
     ClientError,
     ConnectionLost,
+    InvalidRequest,
     KestrelError,
     OperationTimeout,
     ProtocolError,
@@ -243,6 +244,7 @@ class AsyncClient(ClientOperations):
         self._membership = membership_of(servers)
         self._plans = Planner.of(self._membership, self._options, _loop_time, random)
         self._pool = Pool(self._options, AsyncConnection)
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Whether the membership was begun to be started, and whether it is started.
         self._starts = self._started = False
 
@@ -350,6 +352,9 @@ class AsyncClient(ClientOperations):
 
     async def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
         self._pool.check_open()
+        self._loop = self._loop or asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            raise InvalidRequest("an AsyncClient belongs to one event loop; this is another")
         if not self._started:
             self._starts = True  # that goes on in its thread if this task is cancelled
             await asyncio.to_thread(self._membership.start)

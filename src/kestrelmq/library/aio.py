@@ -96,6 +96,7 @@ class AsyncPersistentQueue:
         self._commits = GroupCommit()
         self._opened: Queue | None = None
         self._process = UserProcess()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lock: ExitStack | None = None
         self._served: list[_Delivery] = []
         self._syncs = self._commits.syncs
@@ -116,7 +117,8 @@ class AsyncPersistentQueue:
         """Load the queue, as `PersistentQueue.setup` does."""
         if self._opened is not None:
             return
-        call = _call_in(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        call = _call_in(self._loop)
         self._commits.worker = ThreadWorker(call)
         self._sync_worker = ThreadWorker(call, "fsync", in_background=False)
         self._opened, self._lock = open_queue(
@@ -140,6 +142,7 @@ class AsyncPersistentQueue:
         """
         if self._opened is None or self._process.is_another:
             return
+        self._check_loop()
         queue, self._opened = self._opened, None
         self._process.end()
         for timer in (self._deadline_timer, self._upkeep_timer):
@@ -435,6 +438,10 @@ class AsyncPersistentQueue:
         self._process.check()
         return self._opened
 
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise QueueUnavailable(f"queue {self._name} belongs to another event loop")
+
     async def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
         """Apply an operation; `delayed` is whether it adds a delayed item."""
         result, syncing = self._apply(self._queue(), operation, delayed=delayed)
@@ -450,6 +457,7 @@ class AsyncPersistentQueue:
 
         Return its result, and the sync to wait for, or None if there is none.
         """
+        self._check_loop()
         syncing = None
         try:
             result = operation(queue)

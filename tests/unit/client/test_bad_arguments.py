@@ -1,5 +1,6 @@
 """What cannot be sent is refused before any server is asked, by an error that names it."""
 
+import asyncio
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.client import AsyncClient, Client, ClientOptions
-from kestrelmq.errors import InvalidRequest
+from kestrelmq.errors import InvalidRequest, ServerUnavailable
 
 ADDRESS = "host.invalid:1"
 """Of no server: what is sent to it raises another error."""
@@ -130,6 +131,17 @@ async def test_both_clients_check_alike() -> None:
             await anext(client.consume("q", max_items=1.5))  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="a timeout is a number, not str"):
             await client.get("q", "5")  # type: ignore[arg-type]
+
+
+def test_a_client_belongs_to_one_event_loop() -> None:
+    """The connections of the first one would tell another nothing."""
+    client = AsyncClient(ADDRESS, options=ClientOptions(restart_patience=0))
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        with pytest.raises(ServerUnavailable):
+            first.run(client.get("q"))
+        with pytest.raises(InvalidRequest, match="belongs to one event loop"):
+            second.run(client.get("q"))
+        first.run(client.close())
 
 
 def test_a_number_may_be_huge() -> None:

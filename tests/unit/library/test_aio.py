@@ -237,6 +237,19 @@ async def test_a_fork_of_the_process_does_not_share_its_queue(
         assert data(await queue.remove()) == b"x"
 
 
+@pytest.mark.parametrize("sync_journal", [None, 0])
+def test_a_queue_belongs_to_one_event_loop(tmp_path: Path, sync_journal: float | None) -> None:
+    """Another one is told so, where a sync would never be heard of."""
+    queue = AsyncPersistentQueue("work", tmp_path, QueueConfig(sync_journal=sync_journal))
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(queue.setup())
+        for call in (queue.add(b"x"), queue.remove(), queue.wait_remove(), queue.close()):
+            with pytest.raises(QueueUnavailable, match="belongs to another event loop"):
+                second.run(call)
+        assert first.run(queue.add(b"x"))
+        first.run(queue.close())
+
+
 async def test_overdue_read_is_given_back(tmp_path: Path) -> None:
     """A task that waits gets the item of a read whose time is up."""
     config = QueueConfig(open_transaction_timeout=0.02)
