@@ -1,6 +1,7 @@
 """Sizes, durations and times as text.
 
-Sizes and durations are parsed from what people write, and printed so that they parse back exactly.
+They are parsed from what people write; sizes and durations are printed so that they parse back
+exactly.
 
 Sizes are in bytes, and every unit is a power of 1024: `16MB` and `16 MiB` are the same. Durations
 are in seconds. Arithmetic is exact: text that is not a whole number of bytes is refused, not
@@ -9,7 +10,7 @@ rounded.
 
 import math
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -54,6 +55,12 @@ _DURATION_EXAMPLES: Final = (
     "a duration is a number of seconds or text such as '100ms', '1s', '30 minutes' or '1d'"
 )
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_EXAMPLES: Final = (
+    "a time is text such as '2026-01-31T10:00' (UTC) or '2026-01-31T10:00+01:00', or a number of"
+    " milliseconds since 1970"
+)
+
 
 def parse_size(value: int | str) -> int:
     """Return `value` in bytes; it is a number of bytes, or text such as `"16 MiB"` or `"1.5k"`.
@@ -94,6 +101,27 @@ def parse_duration(value: float | str) -> float:
     if seconds < 0:
         raise ValueError(f"must not be negative; {_DURATION_EXAMPLES}")
     return abs(seconds)  # -0.0 is 0
+
+
+def parse_time(value: datetime | int | str) -> int:
+    """Return `value` in milliseconds since the epoch; it is a time, that number, or either as text.
+
+    A time without a zone is UTC.
+
+    Raises:
+        ValueError: it is not a time, or not one that fits into 64 bits.
+    """
+    try:
+        if isinstance(value, str):
+            value = int(value) if value.isdecimal() else datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(_TIME_EXAMPLES) from None
+    if isinstance(value, datetime):
+        zoned = value if value.tzinfo else value.replace(tzinfo=UTC)
+        value = (zoned - _EPOCH) // timedelta(milliseconds=1)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(_TIME_EXAMPLES)
+    return value
 
 
 def format_size(size: int) -> str:

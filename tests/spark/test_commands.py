@@ -181,7 +181,7 @@ def test_what_fails_within_spark_is_one_line(terminal: Terminal, tmp_path: Path)
         (["archive", "q", "-o", "out", "--accept-loss"], 2, "go with --journals"),
         (["archive", "-o", "o", "--journals", "p", "--copy", "c"], 2, "do not go with --journals"),
         (["archive", "-o", "o", "--journals", "nowhere"], 1, "directory matches 'nowhere'"),
-        (["archive", "-o", "o", "--journals", ".", "--start", "soon"], 1, "'soon' is not allowed"),
+        (["archive", "-o", "o", "--journals", ".", "--start", "soon"], 2, "for '--start': 'soon'"),
     ],
 )
 def test_what_is_wrong_is_one_line(

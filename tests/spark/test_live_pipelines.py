@@ -95,7 +95,8 @@ def test_restore_of_a_time_range_to_another_queue(
 
     assert restore_live(spark, options.output, cluster, queue="back", since=between) == 1
     assert list(client.consume("back", idle_timeout=0)) == [b"late"]
-    assert restore_live(spark, options.output, cluster, queue="back", until=between) == 1
+    until = between.isoformat()
+    assert restore_live(spark, options.output, cluster, queue="back", until=until) == 1
     assert list(client.consume("back", idle_timeout=0)) == [b"early"]
     untold = read_archive(spark, options.output).withColumn("add_time", f.lit(None).cast("long"))
     assert in_time_range(untold, between, None).count() == 1

@@ -1,10 +1,12 @@
-"""Sizes and durations."""
+"""Sizes, durations and times."""
+
+from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
+from kestrelmq.units import format_duration, format_size, parse_duration, parse_size, parse_time
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,34 @@ def test_a_duration_of_another_type_is_refused(value: object) -> None:
     """Only numbers and text are durations."""
     with pytest.raises(TypeError, match="a duration is"):
         parse_duration(value)  # type: ignore[arg-type] # the wrong type is the point
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1769853600001,
+        "1769853600001",
+        "2026-01-31T10:00:00.001",
+        "2026-01-31T10:00:00.001Z",
+        "2026-01-31 12:00:00.001+02:00",
+        datetime(2026, 1, 31, 10, 0, 0, 1000),  # noqa: DTZ001 # without a zone it is UTC
+    ],
+)
+def test_times_are_milliseconds(value: datetime | int | str) -> None:
+    """A time is UTC unless it has a zone; a number is milliseconds since 1970 already."""
+    assert parse_time(value) == 1769853600001
+
+
+def test_a_day_is_a_time() -> None:
+    """It means its begin."""
+    assert parse_time("2026-01-31") == parse_time("2026-01-31T00:00Z")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "-1", "9" * 20, "9" * 5000])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """Neither a time nor a number that fits into 64 bits."""
+    with pytest.raises(ValueError, match="a time is text such as"):
+        parse_time(text)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from kestrelmq.cli.servers import duration
+from kestrelmq.cli.values import duration, wrong
+from kestrelmq.cli.values import size as any_size
 from kestrelmq.client.address import parse_address
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.loadtests import flood as flood_test
@@ -30,12 +31,19 @@ from kestrelmq.loadtests.connections import WireProtocol
 from kestrelmq.loadtests.items import MIN_ITEM_BYTES
 from kestrelmq.loadtests.workers import ProgressBar
 from kestrelmq.names import queue_name_error
-from kestrelmq.units import parse_size
 
 app = typer.Typer(
     help="Put load on a server, and verify that every item arrives: none lost, none twice.",
     no_args_is_help=True,
 )
+
+
+def _item_size(text: int | str) -> int:
+    size = any_size(text)
+    if size < MIN_ITEM_BYTES:
+        raise typer.BadParameter(f"an item has at least {MIN_ITEM_BYTES} bytes")
+    return size
+
 
 _WHERE = "Which server"
 ProtocolFlag = Annotated[
@@ -60,13 +68,21 @@ FlushFlag = Annotated[
 ClientsFlag = Annotated[int, typer.Option("--clients", "-c", min=1, help="How many clients.")]
 ItemsFlag = Annotated[int, typer.Option("--items", "-n", min=1, help="How many items in all.")]
 SizeFlag = Annotated[
-    str, typer.Option("--bytes", "-b", metavar="SIZE", help="Bytes of an item, such as 512 or 1KB.")
+    int,
+    typer.Option(
+        "--bytes",
+        "-b",
+        parser=_item_size,
+        metavar="SIZE",
+        show_default="1KB",
+        help="Bytes of an item, such as 512 or 1KB.",
+    ),
 ]
 RollupFlag = Annotated[
     int, typer.Option("--rollup", "-r", min=1, help="Items put in each round trip.")
 ]
 _QUEUE = "spam"
-_SIZE = "1KB"
+_SIZE = 1024
 
 
 @app.command("put-many")
@@ -86,7 +102,7 @@ def put_many(  # noqa: PLR0913 # one parameter a flag
     flush: FlushFlag = False,
 ) -> None:
     """Have many clients put items into one queue at the same time, and read the items back."""
-    options = put_many_test.Options(clients, items, _bytes(size), rollup, fanouts)
+    options = put_many_test.Options(clients, items, size, rollup, fanouts)
     _end(put_many_test.run(_target(protocol, server, queue, flush=flush), options))
 
 
@@ -96,14 +112,22 @@ def many_clients(
     clients: ClientsFlag = 100,
     items: ItemsFlag = 10_000,
     size: SizeFlag = _SIZE,
-    pause: Annotated[str, typer.Option(help="Time between two puts, such as 10ms.")] = "0",
+    pause: Annotated[
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="0",
+            help="Time between two puts, such as 10ms.",
+        ),
+    ] = 0.0,
     protocol: ProtocolFlag = WireProtocol.MEMCACHE,
     server: ServerFlag = "127.0.0.1",
     queue: QueueFlag = _QUEUE,
     flush: FlushFlag = False,
 ) -> None:
     """Have many clients wait for items that one client puts."""
-    options = many_clients_test.Options(clients, items, _bytes(size), duration(pause) or 0.0)
+    options = many_clients_test.Options(clients, items, size, pause)
     _end(many_clients_test.run(_target(protocol, server, queue, flush=flush), options))
 
 
@@ -129,9 +153,7 @@ def flood(  # noqa: PLR0913 # one parameter a flag
     flush: FlushFlag = False,
 ) -> None:
     """Have producers and consumers move items through one queue as fast as they can."""
-    options = flood_test.Options(
-        clients, items, _bytes(size), rollup, blocking=blocking, preload=preload
-    )
+    options = flood_test.Options(clients, items, size, rollup, blocking=blocking, preload=preload)
     _end(flood_test.run(_target(protocol, server, queue, flush=flush), options))
 
 
@@ -155,7 +177,7 @@ def packing(  # noqa: PLR0913 # one parameter a flag
     flush: FlushFlag = False,
 ) -> None:
     """Fill and drain a queue again and again, and show the speed at each backlog."""
-    options = packing_test.Options(cycles, items, _bytes(size), rollup, backlog)
+    options = packing_test.Options(cycles, items, size, rollup, backlog)
     _end(packing_test.run(_target(protocol, server, queue, flush=flush), options))
 
 
@@ -174,7 +196,7 @@ def leaky_reader(
     flush: FlushFlag = False,
 ) -> None:
     """Have readers give back some of their open reads: every item must still arrive."""
-    options = leaky_reader_test.Options(clients, items, _bytes(size), leak)
+    options = leaky_reader_test.Options(clients, items, size, leak)
     _end(leaky_reader_test.run(_target(protocol, server, queue, flush=flush), options))
 
 
@@ -182,20 +204,10 @@ def _target(protocol: WireProtocol, server: str, queue: str, *, flush: bool) -> 
     try:
         address = parse_address(server, protocol.default_port)
     except InvalidRequest as error:
-        raise typer.BadParameter(str(error)) from error
+        raise wrong("--server", error) from error
     if (problem := queue_name_error(queue)) is not None or "+" in queue:
-        raise typer.BadParameter(f"--queue {queue!r}: {problem or 'a fanout queue'}")
+        raise wrong("--queue", f"{queue!r}: {problem or 'a fanout queue'}")
     return Target(connector(protocol, address), queue, secrets.token_hex(4), _show_progress, flush)
-
-
-def _bytes(text: str) -> int:
-    try:
-        size = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if size < MIN_ITEM_BYTES:
-        raise typer.BadParameter(f"--bytes: an item has at least {MIN_ITEM_BYTES} bytes")
-    return size
 
 
 def _end(outcome: Outcome) -> None:

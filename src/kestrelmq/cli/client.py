@@ -20,15 +20,20 @@ from kestrelmq.cli.servers import (
     ZookeeperFlag,
     check_exists,
     connect,
-    duration,
 )
 from kestrelmq.cli.terminal import counting, item_for_output, standard_input, standard_output
+from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
 
 _CHUNK: Final = 1024 * 1024
 
-_TIMEOUT_HELP: Final = "Wait this long for an item, such as 5 or 500ms."
+TimeoutFlag = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration, metavar="TIME", help="Wait this long for an item, such as 5 or 500ms."
+    ),
+]
 DelimiterFlag = Annotated[
     str | None,
     typer.Option(
@@ -56,12 +61,19 @@ def put(  # noqa: PLR0913 # one parameter a flag
         bool, typer.Option("--lines", help="Each line of standard input is an item of its own.")
     ] = False,
     expiry: Annotated[
-        str | None, typer.Option(help="Drop the item if it is not read in this time, such as 1h.")
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Drop the item if it is not read in this time, such as 1h.",
+        ),
     ] = None,
     delay: Annotated[
-        str | None,
+        float | None,
         typer.Option(
-            help="Hold the item back for this time, such as 10s; --expiry counts after it."
+            parser=duration,
+            metavar="TIME",
+            help="Hold the item back for this time, such as 10s; --expiry counts after it.",
         ),
     ] = None,
     producer: Annotated[
@@ -100,7 +112,6 @@ def put(  # noqa: PLR0913 # one parameter a flag
     Exit status 1: the queue is full, or no server could be used; the message says how many items
     were put.
     """  # noqa: D301 # \b is for the help
-    seconds, held_back = duration(expiry), duration(delay)
     if lines and data not in {None, "-"}:
         raise typer.BadParameter("--lines reads standard input, and takes no DATA")
     with connect(servers, zookeeper, path_prefix) as client:
@@ -111,8 +122,8 @@ def put(  # noqa: PLR0913 # one parameter a flag
                 return client.put_many(
                     queue,
                     batch,
-                    seconds,
-                    delay=held_back,
+                    expiry,
+                    delay=delay,
                     producer=producer,
                     sequence=None if sequence is None else sequence + before,
                     retry_unknown=retry_unknown,
@@ -125,8 +136,8 @@ def put(  # noqa: PLR0913 # one parameter a flag
         if not client.put(
             queue,
             item,
-            seconds,
-            delay=held_back,
+            expiry,
+            delay=delay,
             producer=producer,
             sequence=sequence,
             retry_unknown=retry_unknown,
@@ -137,7 +148,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
 def get(  # noqa: PLR0913 # one parameter a flag
     queue: QueueArgument,
     *,
-    timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
+    timeout: TimeoutFlag = None,
     count: Annotated[
         int, typer.Option(min=0, help="Read up to this many items; 0 reads all of them.")
     ] = 1,
@@ -166,13 +177,12 @@ def get(  # noqa: PLR0913 # one parameter a flag
     written goes back to its queue. Exit status 1 with no output: there was no item. It is an error
     if the queue does not exist; the queue is not created.
     """  # noqa: D301 # \b is for the help
-    wait = duration(timeout)
     after = _delimiter(delimiter, several=count != 1)
     taken = 0
     with connect(servers, zookeeper, path_prefix) as client:
         if not create:
             check_exists(client, queue)
-        with closing(_items(client, queue, wait, count, confirm=confirm)) as items:
+        with closing(_items(client, queue, timeout, count, confirm=confirm)) as items:
             for item in items:
                 _write(item, after)
                 taken += 1
@@ -183,7 +193,7 @@ def get(  # noqa: PLR0913 # one parameter a flag
 def peek(
     queue: QueueArgument,
     *,
-    timeout: Annotated[str | None, typer.Option(help=_TIMEOUT_HELP)] = None,
+    timeout: TimeoutFlag = None,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -193,10 +203,9 @@ def peek(
     In a cluster it is the next item of one of the servers. Exit status 1: there was no item. It is
     an error if the queue does not exist; the queue is not created.
     """
-    wait = duration(timeout)
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        item = client.peek(queue, wait)
+        item = client.peek(queue, timeout)
     if item is None:
         raise typer.Exit(1)
     _write(item, b"")
@@ -204,7 +213,10 @@ def peek(
 
 def monitor(
     queue: QueueArgument,
-    seconds: Annotated[str, typer.Argument(metavar="TIME", help="How long, such as 30 or 5m.")],
+    seconds: Annotated[
+        float,
+        typer.Argument(parser=duration, metavar="TIME", help="How long, such as 30 or 5m."),
+    ],
     max_items: Annotated[
         int | None, typer.Argument(metavar="MAX", min=1, help="Stop after this many items.")
     ] = None,
@@ -224,12 +236,11 @@ def monitor(
     They are written when the time is over or MAX is reached. If writing fails, all of them go back
     to the queue. Exit status 1: no item came, or there is no such queue.
     """  # noqa: D301 # \b is for the help
-    wait = duration(seconds) or 0.0
     after = _delimiter(delimiter, several=True)
     with connect(servers, zookeeper, path_prefix) as client:
         if not create:
             check_exists(client, queue)
-        with client.monitor(queue, wait, max_items) as items:
+        with client.monitor(queue, seconds, max_items) as items:
             for item in items:
                 _write(item, after)
     if not items:

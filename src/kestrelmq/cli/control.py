@@ -18,9 +18,9 @@ from kestrelmq.cli.servers import (
     asking_each,
     check_exists,
     connect,
-    duration,
 )
 from kestrelmq.cli.terminal import printable
+from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
 from kestrelmq.errors import KestrelError
 
@@ -96,10 +96,18 @@ def declare(  # noqa: PLR0913 # one parameter a flag
         bool | None, typer.Option("--journal/--no-journal", help="Whether items are on disk.")
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(help="Delete it when it is empty and older than this.")
+        float | None,
+        typer.Option(
+            parser=duration, metavar="TIME", help="Delete it when it is empty and older than this."
+        ),
     ] = None,
     max_age: Annotated[
-        str | None, typer.Option(help="The longest time that an item may wait, such as 5m.")
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="The longest time that an item may wait, such as 5m.",
+        ),
     ] = None,
     max_items: Annotated[
         int | None, typer.Option(min=0, help="The most items that it may hold.")
@@ -123,8 +131,8 @@ def declare(  # noqa: PLR0913 # one parameter a flag
             queue,
             fanout_only=fanout_only,
             journal=journal,
-            expires=duration(expires),
-            max_age=duration(max_age),
+            expires=expires,
+            max_age=max_age,
             max_items=max_items,
         )
 

@@ -2,16 +2,22 @@
 
 import signal
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from kestrelmq.cli.journal import DialectName
-from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, named_servers
+from kestrelmq.cli.servers import (
+    PathPrefixFlag,
+    ServersFlag,
+    ZookeeperFlag,
+    membership,
+    named_servers,
+)
 from kestrelmq.cli.spark_runs import error_line, spark_session
 from kestrelmq.cli.tables import print_table
+from kestrelmq.cli.values import duration, time, wrong
 from kestrelmq.errors import KestrelError
 
 if TYPE_CHECKING:
@@ -71,6 +77,13 @@ def _checked_master(url: str) -> str:
     return url
 
 
+def _checked_start(text: str) -> str:
+    """Check where an archive is to begin: `earliest`, `latest` or a time."""
+    if text.lower() not in {_EARLIEST, "latest"}:
+        time(text)
+    return text
+
+
 MasterFlag = Annotated[
     str,
     typer.Option(
@@ -84,6 +97,7 @@ OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
 _LOCAL: Final = "local[*]"
+_EARLIEST: Final = "earliest"
 _POLL: Final = 1
 # The same limit as in `kestrelmq.spark.batch_plan`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
@@ -224,9 +238,11 @@ def archive(  # noqa: PLR0913 # one for each flag
     start: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="With --journals: earliest, latest, or a time; for a new archive."
+            metavar="TIME",
+            callback=_checked_start,
+            help="With --journals: earliest, latest, or a time; for a new archive.",
         ),
-    ] = "earliest",
+    ] = _EARLIEST,
     accept_loss: Annotated[
         bool,
         typer.Option(
@@ -241,9 +257,15 @@ def archive(  # noqa: PLR0913 # one for each flag
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
     ] = False,
-    every: Annotated[str, typer.Option(help="With --follow: the interval between batches.")] = (
-        "10 seconds"
-    ),
+    every: Annotated[
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="10 seconds",
+            help="With --follow: the interval between batches.",
+        ),
+    ] = 10.0,
     batch_items: Annotated[
         int, typer.Option(min=1, max=_MOST_ITEMS, help="Items in a batch, at most.")
     ] = 100_000,
@@ -277,9 +299,12 @@ def archive(  # noqa: PLR0913 # one for each flag
         raise typer.BadParameter("give QUEUE..., or --journals PATH")
     if journals is not None and any((copy, servers, zookeeper, path_prefix)):
         raise typer.BadParameter("--copy and the servers do not go with --journals")
-    if journals is None and (accept_loss or start != "earliest"):
+    if journals is None and (accept_loss or start != _EARLIEST):
         raise typer.BadParameter("--start and --accept-loss go with --journals")
-    interval, storage = every if follow else None, _storage(storage_option)
+    interval = f"{round(every * 1000)} milliseconds" if follow else None
+    storage = _storage(storage_option)
+    if journals is None:
+        membership(servers, zookeeper, path_prefix)  # wrong flags are found before Spark starts
     with spark_session(master, "archive") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -335,10 +360,12 @@ def restore(  # noqa: PLR0913 # one for each flag
         str | None, typer.Option(metavar="QUEUE", help="With --live: add all items to this queue.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only items added at this time or later.")
+        int | None,
+        typer.Option(parser=time, metavar="TIME", help="Only items added at this time or later."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only items added before this time.")
+        int | None,
+        typer.Option(parser=time, metavar="TIME", help="Only items added before this time."),
     ] = None,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
@@ -352,28 +379,30 @@ def restore(  # noqa: PLR0913 # one for each flag
     kestrelmq pipeline restore contents --output spool
     kestrelmq pipeline restore archive --live --since 2026-01-31T10:00 --until 2026-01-31T11:00
 
-    A time without a zone is UTC. Of an archive of other servers than kestrelmq's, which do not
-    tell when items were added, items are selected by the time they were read.
+    A time without a zone is UTC; a number is milliseconds since 1970. Of an archive of other
+    servers than kestrelmq's, which do not tell when items were added, items are selected by the
+    time they were read.
     """  # noqa: D301 # \b is for the help
     if live == (output is not None):
         raise typer.BadParameter("give either --output DIR or --live")
     if not live and any((queue, servers, zookeeper, path_prefix)):
         raise typer.BadParameter("--queue and the servers go with --live")
-    begin, end = _time(since), _time(until)
-    if begin is not None and end is not None and begin >= end:
-        raise typer.BadParameter(f"--since {since} is not before --until {until}")
+    if since is not None and until is not None and since >= until:
+        raise wrong("--since", "it is not before --until")
     storage = _storage(storage_option)
+    if live:
+        membership(servers, zookeeper, path_prefix)  # as above
     with spark_session(master, "restore") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if output is not None:
             items = pipelines.restore(
-                spark, source, output, since=begin, until=end, storage=storage
+                spark, source, output, since=since, until=until, storage=storage
             )
         else:
             cluster = _cluster(servers, zookeeper, path_prefix)
             items = pipelines.restore_live(
-                spark, source, cluster, queue=queue, since=begin, until=end, storage=storage
+                spark, source, cluster, queue=queue, since=since, until=until, storage=storage
             )
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
 
@@ -428,13 +457,3 @@ def _state(check: Any) -> str:
     if not check.is_good:
         return f"damaged at byte {check.damaged_at}: {check.reason}"
     return "good" if check.torn_at is None else f"good; cut short at byte {check.torn_at}"
-
-
-def _time(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time such as 2026-01-31T10:00") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -5,15 +5,16 @@ from typing import Annotated, Final
 
 import typer
 
+from kestrelmq.cli.client import TimeoutFlag
 from kestrelmq.cli.servers import (
     PathPrefixFlag,
     QueueArgument,
     ServersFlag,
     ZookeeperFlag,
     connect,
-    duration,
 )
 from kestrelmq.cli.terminal import standard_output
+from kestrelmq.cli.values import duration
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import data_fields
 
@@ -23,6 +24,12 @@ ReadsArgument = Annotated[
 ]
 TagFlag = Annotated[
     str, typer.Option(metavar="NAME:EPOCH:PART", help="The step that the items belong to.")
+]
+LeaseArgument = Annotated[
+    float,
+    typer.Argument(
+        parser=duration, metavar="LEASE", help="How long from now they are reserved, as 30s."
+    ),
 ]
 OwnerFlag = Annotated[str, typer.Option(metavar="NAME", help="Whose the items are.")]
 
@@ -35,16 +42,25 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
         list[str], typer.Argument(metavar="QUEUE...", help="The queues, asked in this order.")
     ],
     *,
-    lease: Annotated[str, typer.Option(help="How long the items are reserved, such as 30s.")],
+    lease: Annotated[
+        float,
+        typer.Option(
+            parser=duration, metavar="TIME", help="How long the items are reserved, such as 30s."
+        ),
+    ],
     count: Annotated[int, typer.Option(min=1, max=1000, help="Up to this many items.")] = 1,
-    timeout: Annotated[
-        str | None, typer.Option(help="Wait this long for an item, such as 5 or 500ms.")
-    ] = None,
+    timeout: TimeoutFlag = None,
     tag: TagFlag = "",
     owner: OwnerFlag = "",
     grace: Annotated[
-        str, typer.Option(help="How long they stay reserved after the owner's last connection.")
-    ] = "5s",
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="5s",
+            help="How long they stay reserved after the owner's last connection.",
+        ),
+    ] = 5.0,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -64,11 +80,11 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
         found = client.reserve_many(
             queues,
             count,
-            duration(lease) or 0,
-            duration(timeout),
+            lease,
+            timeout,
             tag=tag,
             owner=owner,
-            grace=duration(grace) or 0,
+            grace=grace,
         )
         for one in found or ():
             fields: dict[str, object] = {"server": one.server, "queue": one.queue}
@@ -104,7 +120,12 @@ def release(  # noqa: PLR0913 # one parameter a flag
     tag: TagFlag = "",
     owner: OwnerFlag = "",
     delay: Annotated[
-        str | None, typer.Option(help="Only after this time may the items be read again.")
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Only after this time may the items be read again.",
+        ),
     ] = None,
     uncounted: Annotated[
         bool, typer.Option("--uncounted", help="As if the items had never been delivered.")
@@ -126,7 +147,7 @@ def release(  # noqa: PLR0913 # one parameter a flag
             reads or None,
             tag=tag,
             owner=owner,
-            delay=duration(delay),
+            delay=delay,
             counted=not uncounted,
             dead=dead,
         )
@@ -135,9 +156,7 @@ def release(  # noqa: PLR0913 # one parameter a flag
 
 def extend(
     queue: QueueArgument,
-    lease: Annotated[
-        str, typer.Argument(metavar="LEASE", help="How long from now they are reserved, as 30s.")
-    ],
+    lease: LeaseArgument,
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
@@ -150,15 +169,13 @@ def extend(
     Exit status 1: one of them was not reserved any more.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        count = client.extend(queue, duration(lease) or 0, reads or None, tag=tag)
+        count = client.extend(queue, lease, reads or None, tag=tag)
         _report("extended", count, reads)
 
 
 def extend_owner(
     owner: Annotated[str, typer.Argument(metavar="NAME", help="Whose the items are.")],
-    lease: Annotated[
-        str, typer.Argument(metavar="LEASE", help="How long from now they are reserved, as 30s.")
-    ],
+    lease: LeaseArgument,
     *,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
@@ -170,7 +187,7 @@ def extend_owner(
     has ended.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        _report("extended", client.extend_owner(owner, duration(lease) or 0), None)
+        _report("extended", client.extend_owner(owner, lease), None)
 
 
 def retire(

@@ -9,13 +9,13 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
+from kestrelmq.cli.values import wrong
 from kestrelmq.client import Client
 from kestrelmq.client.address import DEFAULT_PORT
 from kestrelmq.client.cluster import FixedMembership, Membership, membership_of
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import join_errors
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerUnavailable
-from kestrelmq.units import parse_duration
 
 T = TypeVar("T")
 
@@ -92,11 +92,14 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
 
         # What it says of each attempt to connect, the error says in the end.
         logging.getLogger("kazoo").addHandler(logging.NullHandler())
-        return ZooKeeperMembership(zookeeper, path_prefix)
+        try:
+            return ZooKeeperMembership(zookeeper, path_prefix)
+        except InvalidRequest as error:
+            raise wrong("--zookeeper", error) from error
     try:
         return membership_of(_usual_servers() if named is None else named)
     except InvalidRequest as error:
-        raise typer.BadParameter(str(error)) from error
+        raise wrong("--servers" if servers is not None else SERVERS_VARIABLE, error) from error
 
 
 def connect(
@@ -165,15 +168,3 @@ def ask_to_confirm(question: str, *, yes: bool) -> None:
     """
     if not yes and sys.stdin is not None and sys.stdin.isatty():
         typer.confirm(question, abort=True, err=True)
-
-
-def duration(text: str | None) -> float | None:
-    """Parse the duration in a flag (seconds); None if the flag was not given.
-
-    Raises:
-        typer.BadParameter: it is not a duration.
-    """
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error

@@ -16,10 +16,10 @@ from kestrelmq.cli.servers import (
     PathPrefixFlag,
     ServersFlag,
     ZookeeperFlag,
-    duration,
     membership,
 )
 from kestrelmq.cli.terminal import printable, standard_output
+from kestrelmq.cli.values import duration
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import FixedMembership, Membership
@@ -61,7 +61,15 @@ class QueueLine:
 
 def top(
     *,
-    interval: Annotated[str, typer.Option(help="Time between updates, such as 2 or 500ms.")] = "2",
+    interval: Annotated[
+        float,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="2",
+            help="Time between updates, such as 2 or 500ms.",
+        ),
+    ] = 2.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print once, after one interval, and exit.")
     ] = False,
@@ -80,9 +88,8 @@ def top(
     Rates are averages over the interval. End it with Ctrl-C. Exit status 1 with --once: no server
     could be reached.
     """  # noqa: D301 # \b is for the help
-    seconds = duration(interval) or 0.1
     watched = membership(servers, zookeeper, path_prefix)
-    views = _views(watched, seconds, lines)
+    views = _views(watched, interval or 0.1, lines)
     try:
         if once:
             view, reached = next(views)

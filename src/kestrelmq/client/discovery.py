@@ -14,6 +14,7 @@ from typing import Any, Final
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.hosts import collect_hosts
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
@@ -52,12 +53,18 @@ class ZooKeeperMembership:
         """Prepare to connect to ZooKeeper at `hosts`, for at most `timeout` seconds.
 
         Raises:
-            InvalidRequest: the hosts, or the path prefix, are no text.
+            InvalidRequest: the hosts are no addresses, or the path prefix is no text.
         """
         given: dict[str, object] = {"zookeeper_hosts": hosts, "path_prefix": path_prefix}
         for what, text in given.items():
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(f"{what} is text, not {text!r}")
+        try:
+            collect_hosts(hosts)
+        except ValueError:
+            raise InvalidRequest(
+                f"{hosts!r} are no addresses of ZooKeeper like 'localhost:2181'"
+            ) from None
         self._prefix = "/" + path_prefix.strip("/")
         self._timeout = timeout
         self._hosts = hosts

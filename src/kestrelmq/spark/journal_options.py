@@ -5,7 +5,6 @@ This module does not need Spark.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, cast
 
 from kestrelmq.spark.given_options import (
@@ -17,6 +16,7 @@ from kestrelmq.spark.given_options import (
     one_of,
 )
 from kestrelmq.spark.trees import JournalPath
+from kestrelmq.units import parse_time
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
 MODES: Final = ("failfast", "permissive", "dropmalformed")
@@ -26,7 +26,6 @@ DEFAULT_BATCH_ROWS: Final = 10_000
 DEFAULT_DIRECT_BYTES: Final = 256 << 20
 DEFAULT_BATCH_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _STREAMS_ONLY: Final = frozenset(
     {"startingoffsets", "failondataloss", "max_bytes_per_batch", "wait"}
 )
@@ -179,22 +178,18 @@ def journal_path(given: Mapping[str, str]) -> JournalPath:
 
 
 def _starting(value: str) -> Literal["earliest", "latest"] | int:
+    """Parse where a stream begins: `earliest`, `latest` or a time (ms since the epoch)."""
     match value.lower():
         case "earliest":
             return "earliest"
         case "latest":
             return "latest"
     try:
-        return int(value) if value.isdecimal() else _milliseconds(datetime.fromisoformat(value))
-    except (ValueError, OverflowError):
+        return parse_time(value)
+    except ValueError:
         raise ValueError(
             "earliest, latest, or a time such as 2026-01-31T10:00 (UTC) or 1769853600000 (ms)"
         ) from None
-
-
-def _milliseconds(time: datetime) -> int:
-    zoned = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
 def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:

@@ -1,7 +1,7 @@
 """`restore`: write items from Parquet to journals that a server loads at start."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +15,10 @@ from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journa
 from kestrelmq.spark.storage import Location, located
 from kestrelmq.spark.stored_tables import is_without_rows
 from kestrelmq.spark.trees import JournalPath
+from kestrelmq.units import parse_time
+
+Time = datetime | int | str
+"""A time, in milliseconds since the epoch, or either as text; without a zone it is UTC."""
 
 _KEPT = ("queue", "data", "add_time", "expiry", "due")
 
@@ -24,8 +28,8 @@ def restore(
     source: str | Location,
     path: JournalPath,
     *,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
     mode: Literal["append", "overwrite"] = "append",
     storage: Mapping[str, str] | None = None,
 ) -> int:
@@ -37,7 +41,8 @@ def restore(
             `queue`, `data`, optionally `add_time`, `expiry` and `due` (ms), and optionally the
             order of a queue's items: `position` (replay) or `ordinal` (history).
         path: the queue path, or its URI in a store; no server may run on it.
-        since: restore only items added at this time or later; a time without a zone is UTC.
+        since: restore only items added at this time or later: a datetime, text such as
+            "2026-01-31T10:00" or milliseconds since the epoch; without a zone it is UTC.
         until: restore only items added before this time.
         mode: `append` or `overwrite`, as for `write_journals`.
         storage: options of the stores that the table and the queue path are in.
@@ -46,7 +51,7 @@ def restore(
         The number of items restored.
 
     Raises:
-        ValueError: the table has items, but no data.
+        ValueError: the table has items, but no data; or a time is none.
         QueuePathLocked: a server uses the queue path.
     """
     path, table = located(path, storage), located(source, storage, "source")
@@ -61,14 +66,14 @@ def restore(
     return chosen.count()
 
 
-def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
+def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> DataFrame:
     """Return the rows whose time (ms) is at or after `since` and before `until`.
 
     The time of a row is its add time. `archive` has none of items of a server that does not tell
     it; then the time at which the item was read counts.
 
     Raises:
-        ValueError: there is a range, but the rows have neither time.
+        ValueError: there is a range, but the rows have neither time; or `since` or `until` is none.
     """
     if since is None and until is None:
         return rows
@@ -77,9 +82,9 @@ def in_time_range(rows: DataFrame, since: datetime | None, until: datetime | Non
         raise ValueError("a time range needs a table with a column 'add_time' or 'read_time'")
     time = f.coalesce(*times)
     if since is not None:
-        rows = rows.where(time >= milliseconds(since))
+        rows = rows.where(time >= _in_ms("since", since))
     if until is not None:
-        rows = rows.where(time < milliseconds(until))
+        rows = rows.where(time < _in_ms("until", until))
     return rows
 
 
@@ -95,10 +100,12 @@ def with_data(rows: DataFrame, source: str) -> DataFrame:
     return found
 
 
-def milliseconds(time: datetime) -> int:
-    """Return milliseconds since the epoch; a time without a zone is UTC."""
-    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return int(aware.timestamp() * 1000)
+def _in_ms(name: str, time: datetime | int | str) -> int:
+    """Return a time in milliseconds since the epoch; `name` is the argument, for the error."""
+    try:
+        return parse_time(time)
+    except ValueError as error:
+        raise ValueError(f"{name}: {time!r} is not a time: {error}") from None
 
 
 def read_items(spark: SparkSession, source: str | Location) -> DataFrame:

@@ -5,13 +5,12 @@ been added, and running it again adds them a second time.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 
 from pyspark.sql import SparkSession
 
 from kestrelmq.spark.kestrel_options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.kestrel_source import KESTREL_FORMAT
-from kestrelmq.spark.pipelines.restore import in_time_range, read_items, with_data
+from kestrelmq.spark.pipelines.restore import Time, in_time_range, read_items, with_data
 from kestrelmq.spark.storage import Location, located
 
 _ORDER = ("ordinal", "position")
@@ -23,8 +22,8 @@ def restore_live(
     cluster: ClusterOptions,
     *,
     queue: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
     patience: float = DEFAULT_PATIENCE,
     storage: Mapping[str, str] | None = None,
 ) -> int:
@@ -40,7 +39,7 @@ def restore_live(
             it.
         cluster: the servers.
         queue: add all items to this queue; None adds each item to the queue that it is from.
-        since: restore only items added at this time or later; see `in_time_range`.
+        since: restore only items added at this time or later, as for `restore`.
         until: restore only items added before this time.
         patience: seconds to wait for room in a full queue.
         storage: options of the store that the table is in.
@@ -49,7 +48,7 @@ def restore_live(
         The number of items restored.
 
     Raises:
-        ValueError: the table has items, but no data.
+        ValueError: the table has items, but no data; or a time is none.
     """
     table = located(source, storage, "source")
     rows = in_time_range(with_data(read_items(spark, table), str(table)), since, until)
