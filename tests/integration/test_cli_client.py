@@ -161,6 +161,22 @@ def test_top_prints_once_for_scripts(client: Client, server: ServerProcess) -> N
     assert run("127.0.0.1:1", "top", "--once", "--interval", "50ms").returncode == 1
 
 
+def test_top_goes_on_in_a_pipe_until_it_is_closed(server: ServerProcess) -> None:
+    """One view behind the other; nobody is told that a reader like `head` has enough."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kestrelmq", "top", "--interval", "1ms"],
+        env=os.environ | {"KESTRELMQ_SERVERS": server.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        heads = (line for line in process.stdout if line.startswith(b"server "))
+        assert next(heads) == next(heads)
+        process.stdout.close()
+        assert (process.wait(PATIENCE), process.stderr.read()) == (1, b"")
+
+
 def test_flush_and_delete(client: Client, server: ServerProcess) -> None:
     """One queue, or all, on purpose."""
     for name in ("a", "b", "c"):
@@ -562,7 +578,8 @@ def test_output_that_cannot_be_written_is_an_error(
             check=False,
             timeout=PATIENCE,
         )
-    assert (result.returncode, result.stderr) == (1, b"kestrelmq: error: No space left on device\n")
+    why = b"kestrelmq: error: standard output: No space left on device\n"
+    assert (result.returncode, result.stderr) == (1, why)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """`kestrelmq journal`: the tools on real journals."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
 from tests.support.commands import run_command
+from tests.support.patience import PATIENCE
 
 NOW = 1_700_000_000_000
 
@@ -263,3 +266,18 @@ def test_an_export_can_be_imported_from_a_pipe(spool: Path, tmp_path: Path) -> N
 def test_a_path_without_journals_is_said(tmp_path: Path) -> None:
     """It may be misspelled, and nothing was checked."""
     assert f"there are no journals in {tmp_path}" in run("verify", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["dump", "verify"])
+def test_no_queue_is_blamed_for_output_that_cannot_be_written(spool: Path, command: str) -> None:
+    """It is standard output that is full, and no journal is damaged."""
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "kestrelmq", "journal", command, spool],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=PATIENCE,
+        )
+    why = b"kestrelmq: error: standard output: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (1, why)

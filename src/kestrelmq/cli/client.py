@@ -21,7 +21,13 @@ from kestrelmq.cli.servers import (
     check_exists,
     connect,
 )
-from kestrelmq.cli.terminal import counting, item_for_output, standard_input, standard_output
+from kestrelmq.cli.terminal import (
+    counting,
+    item_for_output,
+    os_error_reason,
+    standard_input,
+    write_out,
+)
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
@@ -270,14 +276,7 @@ def _delimiter(flag: str | None, *, several: bool) -> bytes:
 
 
 def _write(item: bytes, after: bytes) -> None:
-    output = standard_output().fileno()
-    # Unbuffered, so that nothing that was reported as unwritten is written at exit.
-    rest = memoryview(item_for_output(item) + after)
-    try:
-        while rest:
-            rest = rest[os.write(output, rest) :]
-    except OSError as error:
-        raise KestrelError(f"standard output: {error.strerror}") from error
+    write_out(item_for_output(item) + after)
 
 
 def _put_lines(
@@ -286,22 +285,34 @@ def _put_lines(
     """Put each line; `put_many` is also given how many lines came before."""
     stored = 0
     with counting("put") as show:
-        for batch in _line_batches(stream):
-            try:
-                outcomes = put_many(batch, stored)
-            except InvalidRequest:
-                raise  # nothing was sent
-            except ClientError as error:
-                stored += error.stored.count(True)
-                unknown = error.stored.count(None)
-                message = f"{error}; {stored} items put, {unknown} more may or may not be stored"
-                raise ClientError(message) from error
-            stored += outcomes.count(True)
-            if not all(outcomes):
-                message = f"queue {queue!r} is full, or an item too large: {stored} items put"
-                raise ServerRefused(f"{message}, {outcomes.count(False)} refused")
-            show(stored)
+        try:
+            for batch in _line_batches(stream):
+                stored += _put_batch(queue, batch, stored, put_many)
+                show(stored)
+        except OSError as error:
+            message = f"standard input: {os_error_reason(error)}; {stored} items put"
+            raise KestrelError(message) from error
     return stored
+
+
+def _put_batch(
+    queue: str, batch: list[bytes], before: int, put_many: Callable[[list[bytes], int], list[bool]]
+) -> int:
+    """Put some lines, and return how many; `before` were put before them."""
+    try:
+        outcomes = put_many(batch, before)
+    except InvalidRequest:
+        raise  # nothing was sent
+    except ClientError as error:
+        stored = before + error.stored.count(True)
+        unknown = error.stored.count(None)
+        message = f"{error}; {stored} items put, {unknown} more may or may not be stored"
+        raise ClientError(message) from error
+    if not all(outcomes):
+        stored = before + outcomes.count(True)
+        message = f"queue {queue!r} is full, or an item too large: {stored} items put"
+        raise ServerRefused(f"{message}, {outcomes.count(False)} refused")
+    return len(outcomes)
 
 
 def _line_batches(stream: BufferedReader) -> Iterator[list[bytes]]:

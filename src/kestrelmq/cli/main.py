@@ -5,12 +5,17 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from kestrelmq.cli.terminal import os_error_reason, printable
+from kestrelmq.cli.terminal import (
+    OutputError,
+    drop_output,
+    os_error_reason,
+    printable,
+    tell_output_errors_apart,
+)
 from kestrelmq.errors import KestrelError
 from kestrelmq.version import VERSION
 
@@ -60,18 +65,23 @@ COMMANDS: Final = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command in `arguments`, by default those of the process, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    tell_output_errors_apart()
     try:
         try:
             _run(words)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the end of the process, an error would be no one's
+    except OutputError as error:
+        drop_output()
+        if not error.is_closed:  # then whoever read it has enough
+            _complain(str(error))
+        sys.exit(1)
     except KestrelError as error:
         _complain(str(error))
         sys.exit(1)
     except OSError as error:
-        _give_up_output()
-        if not isinstance(error, BrokenPipeError):  # then whoever read the output has enough
+        if not isinstance(error, BrokenPipeError):  # then nobody reads standard error
             _complain(os_error_reason(error))
         sys.exit(1)
     sys.exit(0)
@@ -89,17 +99,6 @@ def _run(words: list[str]) -> None:
 def _complain(text: str) -> None:
     for line in text.splitlines():
         print(f"kestrelmq: error: {printable(line)}", file=sys.stderr)
-
-
-def _give_up_output() -> None:
-    """Drop what could not be written, or the interpreter tries it again when it ends."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 def _application(names: Sequence[str]) -> "typer.Typer":

@@ -3,13 +3,83 @@
 Text from servers and files is escaped, so that it cannot control the user's terminal.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
-from typing import TextIO, cast
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from kestrelmq.errors import KestrelError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_STDOUT: Final = 1
+
+
+class OutputError(KestrelError):
+    """Standard output that could not be written.
+
+    Attributes:
+        is_closed: whether its reader has gone, as `head` does when it has enough.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output: {os_error_reason(error)}")
+        self.is_closed = error.errno == errno.EPIPE
+
+
+class _StandardOutput(FileIO):
+    """Standard output whose errors are not mistaken for those of another file."""
+
+    def __init__(self) -> None:
+        super().__init__(_STDOUT, "wb", closefd=False)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write as `FileIO` does. Raises OutputError."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OutputError(error) from error
+
+
+def tell_output_errors_apart() -> None:
+    """Let whatever is printed from now on raise OutputError where it cannot be written."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = TextIOWrapper(
+            BufferedWriter(_StandardOutput()),
+            sys.stdout.encoding,
+            sys.stdout.errors,
+            line_buffering=sys.stdout.line_buffering or sys.stdout.write_through,
+        )
+
+
+def write_out(data: bytes) -> None:
+    """Write bytes to standard output at once: what was reported as unwritten is not written later.
+
+    Raises:
+        OutputError: not everything could be written.
+    """
+    rest = memoryview(data)
+    output = standard_output().fileno()
+    try:
+        while rest:
+            rest = rest[os.write(output, rest) :]
+    except OSError as error:
+        raise OutputError(error) from error
+
+
+def drop_output() -> None:
+    """Drop what could not be written, or the interpreter tries it again when it ends."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OutputError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _STDOUT)
+        os.close(nowhere)
 
 
 def printable(text: str) -> str:

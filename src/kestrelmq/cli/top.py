@@ -85,21 +85,23 @@ def top(
     kestrelmq top --servers a:22133,b:22133 --interval 500ms
     kestrelmq top --once
 
-    Rates are averages over the interval. End it with Ctrl-C. Exit status 1 with --once: no server
-    could be reached.
+    Rates are averages over the interval. End it with Ctrl-C. If the output is no terminal, each
+    view is printed behind the one before. Exit status 1 with --once: no server could be reached.
     """  # noqa: D301 # \b is for the help
     watched = membership(servers, zookeeper, path_prefix)
     views = _views(watched, interval or 0.1, lines)
     try:
-        if once:
-            view, reached = next(views)
-            Console(width=None if standard_output().isatty() else _WIDE).print(view)
-            if not reached:
-                raise typer.Exit(1)
-            return
-        with Live(auto_refresh=False, screen=standard_output().isatty()) as live:
-            for view, _ in views:
-                live.update(view, refresh=True)
+        is_terminal = standard_output().isatty()
+        if is_terminal and not once:
+            with Live(auto_refresh=False, screen=True) as live:
+                for view, _ in views:
+                    live.update(view, refresh=True)
+        console = Console(width=None if is_terminal else _WIDE)
+        for view, reached in views:
+            console.print(view)
+            standard_output().flush()
+            if once:
+                raise typer.Exit(0 if reached else 1)
     except KeyboardInterrupt:
         return
     finally:
