@@ -1,10 +1,13 @@
 """Packing a queue path in a store: a crash behind any step leaves the same queues."""
 
 import random
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.notes import joining
@@ -20,7 +23,7 @@ from kestrelmq.journal.reservations import ReserveTerms, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.delayed_items import delayed_items, list_with_delayed
 from kestrelmq.spark.noted_replay import replay_noted
-from kestrelmq.spark.pipelines.pack import _commit_stored, _stored_tasks, _write_stored
+from kestrelmq.spark.pipelines.pack import _commit_stored, _stored_tasks, _write_stored, pack
 from kestrelmq.spark.spool import by_queue, list_files
 from kestrelmq.spark.stored_commit import StoredJournalCommit
 from kestrelmq.spark.stored_writes import begin
@@ -132,3 +135,42 @@ def test_damage_and_changes_are_errors(store: ObjectStore, tmp_path: Path) -> No
     with pytest.raises(JournalError, match="bad was changed while it was packed"):
         _write_stored(task, "documented")
     assert store.get(f"{path}/bad") == b"changed since"
+
+
+class _Cluster:
+    """Stands for a Spark session: it runs a job's tasks here."""
+
+    defaultParallelism = 1  # noqa: N815 # Spark's name
+    _made: list[Any]
+
+    @property
+    def sparkContext(self) -> "_Cluster":  # noqa: N802 # as above
+        return self
+
+    def parallelize(self, things: list[Any], _slices: int) -> "_Cluster":
+        self._made = things
+        return self
+
+    def map(self, work: Callable[[Any], Any]) -> "_Cluster":
+        self._made = list(map(work, self._made))
+        return self
+
+    def collect(self) -> list[Any]:
+        return self._made
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_a_queue_path_with_delayed_items_alone_is_packed(
+    store: ObjectStore, tmp_path: Path, place: str
+) -> None:
+    """Where no item waits in line; as `journal pack` does it."""
+    waits = item(NOW, 0, b"waits") + REMOVE_TENTATIVE_RECORD
+    gone = item(NOW, 0, b"gone") + encode(Remove())
+    write(tmp_path / "jobs~~delayed", [], tail=gone + waits)
+    path = store.copy(tmp_path, tmp_path.name) if place == "store" else str(tmp_path)
+
+    done = pack(cast(SparkSession, _Cluster()), path, storage=store.options)
+
+    assert [(one.queue, one.items) for one in done] == [("jobs~~delayed", 1)]
+    [journal] = list_files(at(store, tmp_path.name) if place == "store" else path, delayed=True)
+    assert journal.size == done[0].after < len(gone + waits)

@@ -94,7 +94,7 @@ def pack(
     if isinstance(path, Location):
         return _pack_stored(spark, path, dialect, now)
     with ExitStack() as locks:
-        spools = sorted({Path(file.spool) for file in list_files(path)})
+        spools = sorted({Path(file.spool) for file in list_files(path, delayed=True)})
         for spool in spools:
             lock = QueuePathLock(spool)
             lock.acquire()
@@ -163,7 +163,8 @@ class _StoredTask:
 def _pack_stored(
     spark: SparkSession, path: Location, dialect: Dialect, now: int
 ) -> list[PackedQueue]:
-    places = {file.location.parent for file in list_files(path) if file.location is not None}
+    listed = list_files(path, delayed=True)
+    places = {file.location.parent for file in listed if file.location is not None}
     with ExitStack() as ends:
         turns: dict[Location, CommitTurn] = {}
         for spool in sorted(places, key=str):
