@@ -73,6 +73,7 @@ def test_replay_and_restore_bring_items_back(
         replay(spark, str(spool), output, storage=store.options)
     assert replay(spark, str(spool), output, mode="overwrite", storage=store.options) == local
     assert not set(names[1:]) & set(files_in(at(store, "contents")))
+    assert (at(store, "contents") / TEMPORARY).files() == []
 
     system = store.file_system
     rows = dataset(f"{BUCKET}/contents", filesystem=system, partitioning="hive").to_table()
@@ -143,7 +144,7 @@ def test_tables_are_read_by_a_glob(spark: SparkSession, store: ObjectStore, tmp_
 
 
 def test_attempts_that_do_not_count_leave_nothing(store: ObjectStore) -> None:
-    """Only what the driver was told is in the table; a file that comes too late is not, either."""
+    """Only what the driver was told is in the table; what comes too late the next write removes."""
     table = at(store, "attempts")
     names = pa.array(["q", None, "q", "r"], pa.dictionary(pa.int32(), pa.string()))
     batch = pa.record_batch([names, pa.array([1, 2, 3, 4])], ["queue", "n"])
@@ -156,6 +157,7 @@ def test_attempts_that_do_not_count_leave_nothing(store: ObjectStore) -> None:
     late.write(iter([batch]))
     failed = StoredTableWriter(table, ["queue"], overwrite=True)
     before_failed = files_in(table)
+    assert before_failed == seen_in(table)  # the late file is gone with the next write
     failed.write(iter([batch]))
     failed.abort([])
     assert files_in(table) == before_failed

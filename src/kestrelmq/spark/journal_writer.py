@@ -8,7 +8,6 @@ see `journal.write_directories`, and `stored_writes` for stores. The driver and 
 see the queue path, and no server may run on it.
 """
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -131,7 +130,7 @@ class LocalJob:
         make_queue_path(self._path)
         check_not_served(path)
         write_directories.remove_abandoned(self._path)
-        self._work = write_directories.create(self._path, _driver())
+        self._work = write_directories.create(self._path, stored_writes.driver())
         self._now = now
         self._overwrite = overwrite
 
@@ -167,7 +166,7 @@ class StoredJob:
 
     def __init__(self, path: Location, now: int, *, overwrite: bool) -> None:
         stored_writes.remove_abandoned(path)
-        self._work = stored_writes.begin(path, _driver())
+        self._work = stored_writes.begin(path, stored_writes.driver())
         self._now = now
         self._overwrite = overwrite
 
@@ -283,18 +282,3 @@ def _check_complete(by_queue: Mapping[str, Sequence[JournalPart]]) -> None:
                 f"{part.path} is gone or not whole: was a server started on the queue path "
                 "meanwhile? Nothing was changed; write again"
             )
-
-
-def _driver() -> write_directories.WriteOwner:
-    """Return the process that runs the job: the nearest ancestor that is not a Python worker."""
-    process = write_directories.process_above(os.getpid())
-    while process is not None and _is_python(process):
-        process = write_directories.process_above(process)
-    return write_directories.WriteOwner.of(process or os.getppid())
-
-
-def _is_python(process: int) -> bool:
-    try:
-        return "python" in Path(f"/proc/{process}/exe").readlink().name
-    except OSError:
-        return False

@@ -8,9 +8,10 @@ with `pyarrow.fs`, by a data source of our own. A table has the layout that Spar
 A task writes its files below `_temporary/JOB`; no two attempts have a name in common. The driver
 moves the files of the attempts that Spark accepted to their places when all tasks are done, then
 deletes the files that it replaces, if any, and writes `_SUCCESS` last. A job that fails leaves
-nothing but its directory below `_temporary`, and removes that if it can; a task that ends after
-that leaves its file there. If the driver dies while it moves files, some are in the table, and
-`_SUCCESS` is missing.
+nothing but its directory below `_temporary`, and removes that if it can. What is left there by a
+driver that was killed, or by a task that ends late, the next write to the table removes
+(`stored_writes`). If the driver dies while it moves files, some are in the table, and `_SUCCESS` is
+missing.
 
 A stream writes each batch once:
 
@@ -56,6 +57,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError, KestrelError, StorageError
+from kestrelmq.spark import stored_writes
 from kestrelmq.spark.storage import Location, in_parallel, located, storage_options
 from kestrelmq.spark.tables import arrow_schema
 from kestrelmq.spark.trees import StoreTree, fixed_part, is_pattern
@@ -164,8 +166,9 @@ class StoredTableWriter(DataSourceArrowWriter):
     """Writes a table. The driver makes it, sends a copy to every task, and commits with it."""
 
     def __init__(self, location: Location, columns: Sequence[str], *, overwrite: bool) -> None:
+        stored_writes.remove_abandoned(location / TEMPORARY)
         self._location = location
-        self._work = location / TEMPORARY / uuid4().hex
+        self._work = stored_writes.begin(location / TEMPORARY, stored_writes.driver())
         self._columns = tuple(columns)
         self._overwrite = overwrite
 

@@ -1,11 +1,12 @@
-"""Writes to a queue path in a store: a directory for each, and whose turn it is to commit.
+"""Writes to a store: a directory for each, and, in a queue path, whose turn it is to commit.
 
     ~~write-OWNER/begun         when the write began
     ~~write-OWNER/committing    while it changes queues
     ~~write-OWNER/...           its parts
 
 The directories have the names that `journal.write_directories` gives, so the same rule says which
-of them are abandoned, and a server that gets a copy of the queue path removes them.
+of them are abandoned, and a server that gets a copy of the queue path removes them. One with files,
+but without `begun`, is abandoned, too: a task that ended late has put them there.
 
 A store has no locks. A write that wants to commit puts `committing` into its directory and then
 looks for that of others. Of two writes that do so at the same time, at least one finds the other's,
@@ -19,6 +20,7 @@ finds that out before its next step, and stops.
 """
 
 import contextlib
+import os
 import random
 import time
 from collections.abc import Callable
@@ -35,6 +37,7 @@ from kestrelmq.journal.write_directories import (
     may_go_on,
     new_name,
     owner_in,
+    process_above,
 )
 from kestrelmq.spark.storage import Location, StoredFile
 
@@ -50,7 +53,7 @@ _LONGEST_SILENCE: Final = 900.0
 
 
 def begin(path: Location, owner: WriteOwner) -> Location:
-    """Begin a write to a queue path; return its directory. Raises StorageError."""
+    """Begin a write; return its directory in `path`. Raises StorageError."""
     work = path / new_name(owner)
     (work / _BEGUN).write(b"")
     return work
@@ -70,12 +73,19 @@ def check_begun(work: Location) -> None:
 
 
 def remove_abandoned(path: Location, clock: Clock | None = None) -> None:
-    """Remove the directories of writes whose owner has ended. Raises StorageError."""
+    """Remove the directories of writes that are over. Raises StorageError."""
     now = (clock or SystemClock()).now()
     for name in _writes(path):
         work = path / name
-        if not may_go_on(name, lambda work=work: now / 1000 - work.last_change() / 1e9):  # type: ignore[misc]
+        owner_may_run = may_go_on(name, lambda work=work: now / 1000 - work.last_change() / 1e9)  # type: ignore[misc]
+        if not owner_may_run or _is_over(work):
             work.delete_tree()
+
+
+def _is_over(work: Location) -> bool:
+    """Whether a write has removed its directory, and a task has made another one since."""
+    names = [name for name, _ in work.files()]
+    return bool(names) and _BEGUN not in names
 
 
 def _writes(path: Location) -> list[str]:
@@ -178,3 +188,18 @@ def upload(path: Path, target: Location) -> None:
     """Copy a file to a store. Raises OSError and StorageError."""
     with open_stream(path, "rb") as file:
         target.write_pieces(iter(lambda: file.read(_PIECE), b""))
+
+
+def driver() -> WriteOwner:
+    """Return the process that runs the job: the nearest ancestor that is not a Python worker."""
+    process = process_above(os.getpid())
+    while process is not None and _is_python(process):
+        process = process_above(process)
+    return WriteOwner.of(process or os.getppid())
+
+
+def _is_python(process: int) -> bool:
+    try:
+        return "python" in Path(f"/proc/{process}/exe").readlink().name
+    except OSError:
+        return False

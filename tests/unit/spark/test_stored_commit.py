@@ -330,6 +330,17 @@ def test_a_driver_that_ended_has_no_turn(
     suspended.release()
 
 
+def test_what_a_late_task_left_goes(store: ObjectStore, tmp_path: Path) -> None:
+    """Although the process of the write, which has failed, still runs and writes again."""
+    path = at(store, tmp_path.name)
+    failed, mine = begin(path, HERE), begin(path, HERE)
+    failed.delete_tree()
+    (failed / "part").write(b"x")
+    (mine / "part").write(b"x")
+    remove_abandoned(path)
+    assert store.names(tmp_path.name) == [mine.name]
+
+
 def test_what_killed_writes_left_goes(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
