@@ -181,13 +181,18 @@ def archive(
         every: the interval between batches ("10 seconds") of a query that runs until it is stopped;
             None archives what is in the queues now, and ends.
 
+    A new archive that cannot be read now does not take `output`, unless it waits for its servers.
+
     Raises:
         ConfigError: the options cannot be used, or `output` is the archive of other queues.
-        ServerUnavailable: ZooKeeper cannot be reached.
+        ServerUnavailable: ZooKeeper cannot be reached, or, without `every`, no server.
+        QueueCannotBeRead: a server does not let a queue be read; without `every`, or of a copy.
     """
     output = located(options.output, options.storage, "output")
     checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = options.choice()
+    if every is None and not _is_begun(output):
+        _check_readable(options.cluster, choice, creates=options.child is not None)
     sources: list[tuple[Path | Location, QueueChoice]]
     if isinstance(output, Location):
         _check_kept(output, STAGING, _QUEUES, str(choice), JOURNALS)
@@ -362,6 +367,23 @@ def _read(
         .option("max_bytes_per_batch", str(options.max_bytes_per_batch))
         .load()
     )
+
+
+def _is_begun(output: str | Location) -> bool:
+    """Whether there is an archive already."""
+    place = output if isinstance(output, Location) else Path(output)
+    return any((place / mark).exists() for mark in (STAGING, JOURNALS))
+
+
+def _check_readable(cluster: ClusterOptions, choice: QueueChoice, *, creates: bool) -> None:
+    """Check that the queues can be read on the servers that can be asked, and that there is one."""
+    probe = ServerProbe(cluster.membership(), choice, create_children=creates)
+    try:
+        probe.check_readable(DEFAULT_LOADING_PATIENCE)
+        if not probe.counts():
+            raise probe.unavailable()
+    finally:
+        probe.close()
 
 
 def _create_children(cluster: ClusterOptions, choice: QueueChoice) -> None:
