@@ -268,6 +268,14 @@ def test_a_path_without_journals_is_said(tmp_path: Path) -> None:
     assert f"there are no journals in {tmp_path}" in run("verify", tmp_path)
 
 
+def test_verify_names_files_that_are_left_alone(spool: Path) -> None:
+    """No queue may have their names, so what they hold is not served; side files are no news."""
+    (spool / "a name").touch()
+    (spool / "work~~torn-5").touch()
+    left_alone = [line for line in run("verify", spool).splitlines() if "warning" in line]
+    assert left_alone == [f"kestrelmq: warning: {spool}/a name is no journal"]
+
+
 @pytest.mark.parametrize("command", ["dump", "verify"])
 def test_no_queue_is_blamed_for_output_that_cannot_be_written(spool: Path, command: str) -> None:
     """It is standard output that is full, and no journal is damaged."""

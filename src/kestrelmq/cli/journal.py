@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kestrelmq.cli.terminal import item_for_output, os_error_reason, standard_input, standard_output
+from kestrelmq.cli.terminal import (
+    item_for_output,
+    os_error_reason,
+    printable,
+    standard_input,
+    standard_output,
+)
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
@@ -26,7 +32,7 @@ from kestrelmq.journal.files import (
 )
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
-from kestrelmq.journal.selection import SelectedQueue, select, steady, whole_queues
+from kestrelmq.journal.selection import SelectedQueue, select, steady, unknown_files, whole_queues
 from kestrelmq.journal.verify import VerifyReport
 from kestrelmq.journal.verify import verify as verify_queue
 from kestrelmq.units import format_size
@@ -133,9 +139,13 @@ def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
 
     A record cut short at the end of the last file is normal after a crash; a server sets it aside.
     With any other damage a server refuses to load the queue. Exit status 1: there is such damage,
-    or a file cannot be read.
+    or a file cannot be read. A file that is not a journal, because no queue may have its name, is
+    named in a warning.
     """
     chosen = _chosen(paths, queue)
+    for path in paths:
+        for name in unknown_files(path):
+            print(f"kestrelmq: warning: {path / printable(name)} is no journal", file=sys.stderr)
     with _Failures() as failures, _progress("checking", sum(one.size for one in chosen)) as bar:
         for one in chosen:
             with failures.of(one):

@@ -62,6 +62,10 @@ COMMANDS: Final = {
 }
 
 
+_INTERRUPTED: Final = 130
+"""The exit status after SIGINT, as that of typer."""
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command in `arguments`, by default those of the process, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -72,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the end of the process, an error would be no one's
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)  # before a command has begun, which would handle it
     except OutputError as error:
         drop_output()
         if not error.is_closed:  # then whoever read it has enough

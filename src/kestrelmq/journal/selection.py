@@ -118,6 +118,11 @@ def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[SelectedQu
     return [one for one in chosen if one.master in queues]
 
 
+def unknown_files(path: Path) -> tuple[str, ...]:
+    """Return the names in a queue path that no server loads, although they are not marked so."""
+    return group_files(file_names(path)).unknown if path.is_dir() else ()
+
+
 def _select(path: Path) -> Iterator[SelectedQueue]:
     if path.is_dir():
         for one in _queues_in(path):

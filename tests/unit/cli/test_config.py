@@ -234,3 +234,16 @@ def test_a_second_signal_does_not_spoil_a_clean_stop(
     finally:
         for number, handler in zip(stops, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_an_interrupt_while_a_command_starts_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Importing what a command needs takes a while, in which users may change their minds."""
+
+    def interrupted(_module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kestrelmq.cli.main.importlib.import_module", interrupted)
+    assert run("serve") == 130
+    assert capsys.readouterr().err == ""
