@@ -80,8 +80,8 @@ class WorkerPool:
 
     Attributes:
         readers_done: tells readers to end: the goal is reached, or no more items are expected.
-        failed: tells all jobs to end: a job failed, or no item was moved for `patience` seconds.
-            Missing items are then lost, unless a producer had not finished.
+        failed: tells all jobs to end: a job failed, the test was interrupted, or no item was moved
+            for `patience` seconds. Missing items are then lost, unless a producer had not finished.
         patience: seconds without progress after which the jobs are told to end.
     """
 
@@ -113,6 +113,9 @@ class WorkerPool:
                     thread.start()
                     started.append(thread)
                 self._supervise(threads, tallies, bar, goal)
+            except BaseException:
+                self.failed.set()  # the user has interrupted it
+                raise
             finally:
                 self.readers_done.set()
                 for thread in started:

@@ -128,3 +128,21 @@ def test_a_connection_that_cannot_be_made_is_an_error() -> None:
     with pytest.raises(LoadTestError, match="refused"):
         pool.run([consumer("q", Receipts(ITEM_SET), pool)] * 3, Shown())
     assert [connection.closed for connection in made] == [True, True]
+
+
+def test_an_interrupt_ends_all_jobs() -> None:
+    """Producers, too, which otherwise go on to their last item."""
+    told = []
+
+    class Interrupted(Shown):
+        def update(self, done: int, note: str = "") -> None:
+            raise KeyboardInterrupt
+
+    def produces(connection: LoadConnection, tally: WorkerTally) -> None:
+        tally.note_put([b"x"])
+        told.append(pool.failed.wait(1))
+
+    pool = WorkerPool(Endless, patience=30)
+    with pytest.raises(KeyboardInterrupt):
+        pool.run([produces], Interrupted())
+    assert told == [True]
