@@ -2,9 +2,11 @@
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -82,7 +84,11 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
         log.flush()
         settings = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log.name}"}
         try:
-            with local_session(master, settings=settings) as spark, _progress(spark, what):
+            with contextlib.ExitStack() as session:
+                session.enter_context(_without_logs_of_py4j())
+                with interrupts_held_back():
+                    spark = session.enter_context(local_session(master, settings=settings))
+                session.enter_context(_progress(spark, what))
                 yield spark
         except PySparkException as error:
             raise KestrelError(error_line(error)) from error
@@ -93,6 +99,41 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
             if isinstance(error, KestrelError):
                 raise
             raise KestrelError(str(error)) from error
+
+
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Hold SIGINT back during a `with` block in which Spark starts: it comes at the end.
+
+    An interrupted start leaves a JVM that never ends. Spark sets a handler of its own, which does
+    not go on: it would use a connection to the JVM that may be in use already.
+
+    Raises:
+        KeyboardInterrupt: at the end of the block, if SIGINT came.
+    """
+    came = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: came.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came.is_set():
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _without_logs_of_py4j() -> Iterator[None]:
+    """Drop what py4j logs, with a stack trace, of each call that is interrupted."""
+
+    def is_ours(record: logging.LogRecord) -> bool:
+        return "py4j" not in record.pathname
+
+    # A filter of the root logger concerns only what is logged without a logger of its own.
+    logging.getLogger().addFilter(is_ours)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(is_ours)
 
 
 def error_line(error: Exception) -> str:
