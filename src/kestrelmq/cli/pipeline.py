@@ -182,7 +182,7 @@ def verify(
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
 ) -> None:
-    """Check every journal file; exit status 1 if one is damaged."""
+    """Check every journal file; exit status 1 if one is damaged or cannot be read."""
     with spark_session(master, "verify") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -192,9 +192,12 @@ def verify(
         for check in sorted(checks, key=lambda check: check.is_good)
     ]
     print_table(["file", "bytes", "records", "state"], rows)
-    damaged = sum(not check.is_good for check in checks)
-    if damaged:
-        raise KestrelError(f"{damaged} of {len(checks)} files are damaged")
+    damaged = sum(check.damaged_at is not None for check in checks)
+    unreadable = sum(not check.is_good for check in checks) - damaged
+    wrong = [f"{damaged} of {len(checks)} files are damaged"] if damaged else []
+    wrong += [f"{unreadable} cannot be read"] if unreadable else []
+    if wrong:
+        raise KestrelError(", ".join(wrong))
 
 
 @app.command()
@@ -454,6 +457,8 @@ def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:
 
 
 def _state(check: Any) -> str:
+    if not check.is_good and check.damaged_at is None:
+        return f"cannot be read: {check.reason}"
     if not check.is_good:
         return f"damaged at byte {check.damaged_at}: {check.reason}"
     return "good" if check.torn_at is None else f"good; cut short at byte {check.torn_at}"

@@ -22,8 +22,8 @@ class FileCheck:
         file: its path, or its URI.
         size: its size in bytes.
         records: number of whole records, up to the damage if there is any.
-        damaged_at: where the damage begins; None if the file is good.
-        reason: what is wrong there.
+        damaged_at: where the damage begins; None if the file is good, or cannot be read.
+        reason: what is wrong there, or why the file cannot be read.
         torn_at: where the torn record at the end begins; None if there is none. A server cuts it
             off by itself, so such a file is good.
     """
@@ -39,7 +39,7 @@ class FileCheck:
     @property
     def is_good(self) -> bool:
         """Whether a server can load it."""
-        return self.damaged_at is None
+        return self.reason is None
 
 
 def verify(
@@ -61,13 +61,16 @@ def verify(
 
 def check(file: SpoolFile) -> FileCheck:
     """Check one journal file."""
-    view = open_view(file)
     records = 0
-    damaged_at, reason = None, None
+    damaged_at, reason, torn_at = None, None, None
     try:
+        view = open_view(file)
         for chunk in view.chunks(tail_may_be_torn=file.last):
             records += len(chunk)
+        torn_at = view.torn_at
     except DamagedJournal as damage:
         damaged_at, reason = damage.position, damage.reason
-    torn_at = view.torn_at if damaged_at is None else None
+    except OSError as error:
+        # A symbolic link, or no right to read it: the other files are checked nevertheless.
+        reason = error.strerror or str(error)
     return FileCheck(file.queue, file.path, file.size, records, damaged_at, reason, torn_at)
