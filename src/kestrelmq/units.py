@@ -56,6 +56,7 @@ _DURATION_EXAMPLES: Final = (
 )
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DATE_DIGITS: Final = 8
 _TIME_EXAMPLES: Final = (
     "a time is text such as '2026-01-31T10:00' (UTC) or '2026-01-31T10:00+01:00', or a number of"
     " milliseconds since 1970"
@@ -106,14 +107,15 @@ def parse_duration(value: float | str) -> float:
 def parse_time(value: datetime | int | str) -> int:
     """Return `value` in milliseconds since the epoch; it is a time, that number, or either as text.
 
-    A time without a zone is UTC.
+    A time without a zone is UTC. Text of eight digits is a date, such as `"20260131"`.
 
     Raises:
         ValueError: it is not a time, or not one that fits into 64 bits.
     """
     try:
         if isinstance(value, str):
-            value = int(value) if value.isdecimal() else datetime.fromisoformat(value)
+            is_number = value.isdecimal() and len(value) != _DATE_DIGITS
+            value = int(value) if is_number else datetime.fromisoformat(value)
     except ValueError:
         raise ValueError(_TIME_EXAMPLES) from None
     if isinstance(value, datetime):

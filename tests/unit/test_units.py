@@ -112,7 +112,8 @@ def test_times_are_milliseconds(value: datetime | int | str) -> None:
 
 def test_a_day_is_a_time() -> None:
     """It means its begin."""
-    assert parse_time("2026-01-31") == parse_time("2026-01-31T00:00Z")
+    assert parse_time("2026-01-31") == parse_time("20260131") == parse_time("2026-01-31T00:00Z")
+    assert parse_time("1795061512345") == 1795061512345  # although it begins like a date
 
 
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01", "-1", "9" * 20, "9" * 5000])
