@@ -51,9 +51,9 @@ from kestrelmq.config.values import (
     SocketPath,
     SyncPeriod,
     Text,
-    TextList,
     Tokens,
     ValueKind,
+    ZooKeeperHosts,
     value_kind_of,
 )
 from kestrelmq.errors import ConfigError
@@ -163,7 +163,7 @@ class AliasConfig(_Settings):
 class ZooKeeperConfig(_Settings):
     """Where and how the server announces itself to its clients."""
 
-    hosts: TextList = Field(min_length=1)
+    hosts: ZooKeeperHosts
     """ZooKeeper servers, each `host` or `host:port`."""
     path_prefix: NodePath
     """Absolute path under which the sets `read` and `write` are kept."""

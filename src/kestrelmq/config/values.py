@@ -239,6 +239,16 @@ def _list_of_text(value: Any) -> tuple[str, ...]:
     raise ValueError("allowed: a list of texts, such as ['one', 'two']")
 
 
+def _zookeeper_host(text: str) -> str:
+    from kazoo.hosts import collect_hosts  # noqa: PLC0415 # few configurations have any
+
+    try:
+        collect_hosts(text)
+    except ValueError:
+        raise ValueError("allowed: 'host' or 'host:port'") from None
+    return text
+
+
 _TEXT_OR_NUMBER: Final = ({"type": "number", "minimum": 0}, {"type": "string"})
 _TEXT_OR_INTEGER: Final = ({"type": "integer", "minimum": 0}, {"type": "string"})
 _COUNT_OR_WORD: Final = {"enum": OFF_WORDS}
@@ -334,7 +344,9 @@ OptionalQueueName = Annotated[
     .described("A queue or an alias; '' or 'none' is none.", {"type": "string"}),
 ]
 OptionalFunction = Annotated[str | None, _FUNCTION.or_none("", "none", written="")]
-TextList = Annotated[tuple[str, ...], _LIST]
+ZooKeeperHosts = Annotated[
+    tuple[Annotated[str, AfterValidator(_zookeeper_host)], ...], _LIST, Field(min_length=1)
+]
 QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
 NodePath = Annotated[str, ValueKind(_absolute_node)]
 Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none()]

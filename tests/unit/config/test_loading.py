@@ -139,6 +139,10 @@ def problems(text: str) -> list[str]:
         ),
         ("[zookeeper]\nhosts = ['a']", "zookeeper.path_prefix: missing"),
         (
+            "[zookeeper]\nhosts = ['a', 'b:x']\npath_prefix = '/k'",
+            "zookeeper.hosts.1: found \"b:x\"; allowed: 'host' or 'host:port'",
+        ),
+        (
             "[zookeeper]\nhosts = ['a']\npath_prefix = 'k'",
             "zookeeper.path_prefix: found \"k\"; allowed: a ZooKeeper path that starts with '/'",
         ),
