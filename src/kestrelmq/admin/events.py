@@ -119,6 +119,7 @@ class QueueEvents:
             for event in events:
                 async with asyncio.timeout(STALL_TIMEOUT):
                     await response.write(event)
+                await asyncio.sleep(0)  # there may be very many, and the socket may take all
 
     async def _since(self, seen: int) -> tuple[int, list[bytes]]:
         """Return the number of the last sample, and the events that lead there from `seen`.

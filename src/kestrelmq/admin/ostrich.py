@@ -141,9 +141,9 @@ class Ostrich:
         labels["status"] = context.status.status.value
         snapshot.counters[""], snapshot.gauges[""], snapshot.labels[""] = counters, gauges, labels
         _add_metrics(snapshot, "", context.latencies.server)
-        async for queues in slices(list(context.collection.queues.items()), _SLICE):
-            for name, queue in queues:
-                owner = f"q/{name}/"
+        async for queues in slices(list(context.collection.queues.values()), _SLICE):
+            for queue in queues:
+                owner = f"q/{queue.name}/"
                 snapshot.counters[owner] = dict(read_counters(queue))
                 snapshot.gauges[owner] = dict(read_gauges(queue))
                 snapshot.labels[owner] = dict(queue_texts(queue))

@@ -240,8 +240,8 @@ class Exposition:
             self._chosen.setdefault(name)
         own = [queues[name] for name in self._chosen]
         others: list[Queue] = []
-        for some in batches(list(queues.items()), _LOOKED_UP):
-            others += [queue for name, queue in some if name not in self._chosen]
+        for some in batches(list(queues.values()), _LOOKED_UP):
+            others += [queue for queue in some if queue.name not in self._chosen]
             yield
         return own, others
 

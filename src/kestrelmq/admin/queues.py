@@ -49,7 +49,7 @@ from kestrelmq.server.context import ServerContext
 
 _MOST_FILES: Final = 200
 _MOST_SOURCES: Final = 100
-_FILTER_SLICE: Final = 2000
+_FILTER_SLICE: Final = 200
 _SUMMARY_SLICE: Final = 200
 
 Entry = tuple[str, QueueSnapshot]

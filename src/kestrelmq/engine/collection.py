@@ -615,34 +615,35 @@ class QueueCollection:
             self.check_usable(name)
         return queue
 
-    def flushing(self) -> Generator[None, None, list[Queue]]:
+    def flushing(self) -> Generator[list[Queue], None, None]:
         """Drop every waiting item of every queue that exists now, one queue after the other.
 
-        Yields after each short piece of work.
-
-        Returns:
-            The queues, and those with delayed items, from which items were dropped.
+        Yields after each short piece of work:
+            The queues that were changed and are not committed yet, and at the end of one from which
+            items were dropped that queue; with them those that have their delayed items.
 
         Raises, after trying all:
             JournalError: a queue could not be written.
             QueueUnavailable: a queue is still loading, or its delayed items could not be loaded.
         """
         failure: JournalError | QueueUnavailable | None = None
-        changed: list[Queue] = []
         for queue in self._one_by_one():
-            try:
-                if (yield from queue.flushing()):
-                    changed += queue.with_companion
-            except JournalError as error:
-                failure = error
-            except QueueUnavailable as error:
-                if not queue.is_closed:  # otherwise it was deleted meanwhile
-                    failure = error
-            yield
+            pieces, is_done, dropped = queue.flushing(), False, 0
+            while not is_done:
+                try:
+                    next(pieces)
+                except StopIteration as end:
+                    dropped, is_done = end.value, True
+                except JournalError as error:
+                    failure, is_done = error, True
+                except QueueUnavailable as error:
+                    is_done = True
+                    if not queue.is_closed:  # otherwise it was deleted meanwhile
+                        failure = error
+                yield [one for one in queue.with_companion if dropped or one.changes.pending]
         if failure is not None:
             raise failure
         self.loading.check(sorted(self.loading))
-        return changed
 
     def delete(self, name: str) -> bool:
         """Delete a queue with its items and its journal; return False if it does not exist.
@@ -878,13 +879,13 @@ class QueueCollection:
             worker: used instead of that of the tasks.
         """
         self._set_aliases(config)
-        everything = {**self.queues, **self._masked}
-        there = {*everything, *self.damaged, *self.loading.expected}
-        for warning in config_warnings(config, there):
+        known = (self.queues, self._masked, self.damaged, self.loading.expected)
+        masked = [name for name in config.aliases if any(name in names for names in known)]
+        for warning in config_warnings(config, masked):
             log.warning("%s", warning)
         yield
         waiting = _Refused(done)
-        for queue in everything.values():
+        for queue in self._everything():
             self._begin_settings(queue, waiting, worker)
             yield
         waiting.end()

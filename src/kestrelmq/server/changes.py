@@ -8,7 +8,7 @@ admin listener logs its requests itself (`admin.guard`).
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -75,8 +75,7 @@ async def flush_all(context: ServerContext, by: Connection | None = None) -> Non
     Raises as `QueueCollection.flushing` and `wait_until_durable`.
     """
     _log("flush_all", by)
-    changed = await in_slices(context.collection.flushing(), context.turns)
-    await wait_until_durable(context, *changed)
+    await _durably(context, context.collection.flushing())
 
 
 async def flush_expired(context: ServerContext, name: str | None = None) -> int:
@@ -84,7 +83,17 @@ async def flush_expired(context: ServerContext, name: str | None = None) -> int:
 
     Raises as `QueueCollection.expiring` and `wait_until_durable`, after trying all queues.
     """
-    work = context.collection.expiring(name)
+    return await _durably(context, context.collection.expiring(name))
+
+
+async def _durably(context: ServerContext, work: Generator[list[Queue], None, Result]) -> Result:
+    """Run `work` to its end in slices, and wait until all that it changes is durable.
+
+    `work` yields the queues that it has just changed: if the changes of a turn cannot be written,
+    only those who wait for that turn are told.
+
+    Raises what `work` does, and after its end as `wait_until_durable`.
+    """
     changed: list[Queue] = []
     failures: list[str] = []
     while True:
@@ -94,8 +103,8 @@ async def flush_expired(context: ServerContext, name: str | None = None) -> int:
             await wait_until_durable(context, *changed)
             if failures:
                 raise JournalError(failures[0]) from None
-            count: int = end.value
-            return count
+            result: Result = end.value
+            return result
         if context.turns.slow_share_is_over():
             try:
                 await wait_until_durable(context, *changed)
