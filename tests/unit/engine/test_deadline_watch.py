@@ -130,7 +130,7 @@ def test_a_queue_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     collection = QueueCollection(ServerConfig(queue_path=tmp_path), FakeClock())
     collection.open()
     first, second = collection.obtain("first"), collection.obtain("second")
-    watch = DeadlineWatch()
+    watch: DeadlineWatch[Queue] = DeadlineWatch()
     for at in (9.0, 7.0, 8.0):
         watch.later(first, at, 0.0)
     watch.later(second, 8.0, 0.0)
@@ -147,5 +147,5 @@ def test_a_queue_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     collection.close()
 
 
-def _referred(watch: DeadlineWatch) -> list[Queue]:
-    return [one for one in watch._numbered.values() if isinstance(one, Queue)]
+def _referred(watch: DeadlineWatch[Queue]) -> list[Queue]:
+    return list(watch._numbered.values())
