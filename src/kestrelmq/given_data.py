@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -73,7 +73,7 @@ def given_count(count: object, what: str) -> int:
         TypeError: it is no whole number.
         ValueError: it is below 0.
     """
-    if not isinstance(count, int):
+    if not isinstance(count, Integral):
         raise TypeError(f"{what} is a whole number, not {count!r}")
     if count < 0:
         raise ValueError(f"{what} is not below 0, as {count} is")

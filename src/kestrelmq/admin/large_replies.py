@@ -54,8 +54,9 @@ class LargeReplies:
         try:
             async with asyncio.timeout(SEND_TIMEOUT):
                 await response.prepare(request)
-                for part in parts:
-                    await response.write(part)
+                parts.reverse()
+                while parts:  # freed one by one: all at once, 100 MiB take 30 ms
+                    await response.write(parts.pop())
                 await response.write_eof()
         except TimeoutError:
             if request.transport is not None:

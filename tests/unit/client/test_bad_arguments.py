@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kestrelmq.client import AsyncClient, Client, ClientOptions
 from kestrelmq.errors import InvalidRequest, ServerUnavailable
+from kestrelmq.given_data import given_count, given_number
 
 ADDRESS = "host.invalid:1"
 """Of no server: what is sent to it raises another error."""
@@ -142,6 +144,12 @@ def test_a_client_belongs_to_one_event_loop() -> None:
         with pytest.raises(InvalidRequest, match="belongs to one event loop"):
             second.run(client.get("q"))
         first.run(client.close())
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    """Such as NumPy's."""
+    assert given_count(np.int64(5), "a count") == 5
+    assert given_number(np.float32(1.5), "a time") == 1.5
 
 
 def test_a_number_may_be_huge() -> None:
