@@ -14,7 +14,7 @@ from typing import Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import limit_for_now
-from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.reader import JournalReader, LargeRecord
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal
@@ -28,6 +28,8 @@ It is small so that items are still in the processor's caches when they are take
 little to copy. It is large enough that a long run of records without items can be skipped before
 readers have used it up.
 """
+LARGE_RECORD: Final = 2 << 20
+"""Bytes of a record that takes longer than a few milliseconds to be read."""
 _BRIEF_BYTES: Final = 8 << 10
 """Bytes of records without items that are skipped in a short time."""
 _COUNT_LIMIT: Final = 100_000
@@ -55,11 +57,12 @@ class ReadBehind:
         self.read_items = 0
 
     def read(
-        self, files: Sequence[str], wanted: int, *, brief: bool = False
+        self, files: Sequence[str], wanted: int, *, brief: bool = False, at_once: bool = True
     ) -> tuple[list[bytes], int]:
         """Take items of about `wanted` bytes from the front; return them and their data bytes.
 
-        With `brief`, only a short time is spent, and perhaps no item is found yet.
+        With `brief`, only a short time is spent, and perhaps no item is found yet. Unless it must
+        be `at_once`, a large item is left to `JournalReader.large_record`.
 
         Raises:
             DamagedJournal: the journal was damaged since it was loaded.
@@ -67,7 +70,8 @@ class ReadBehind:
         """
         reader = self.reader
         before = reader.item_bytes
-        items = reader.read(files, self.items, wanted, _BRIEF_BYTES if brief else None)
+        most_other, most = _BRIEF_BYTES if brief else None, None if at_once else LARGE_RECORD
+        items = reader.read(files, self.items, wanted, most_other, most)
         size = reader.item_bytes - before - ADDX_HEADER * len(items)
         self.items -= len(items)
         self.bytes -= size
@@ -255,10 +259,11 @@ class Backlog(JournalFollower):
 
     # --- reading back ---
 
-    def read_back(self) -> bool:
+    def read_back(self, *, at_once: bool = True) -> bool:
         """Read items that are behind back into memory; return whether it holds the head now.
 
-        The head may still be missing although items are behind, if those are not written yet.
+        The head may still be missing although items are behind, if those are not written yet; or if
+        it is large, and need not be there `at_once`: see `large_record`.
 
         Raises:
             JournalError: the journal is damaged; nothing has changed.
@@ -266,9 +271,11 @@ class Backlog(JournalFollower):
         """
         behind, memory = self.behind, self.memory
         assert behind is not None  # noqa: S101 # the caller looked
+        if behind.reader.large and not at_once:
+            return bool(memory)
         self._measure()
         wanted = max(1, min(READ_AHEAD, self.memory_limit - self.memory_bytes))
-        items, size = behind.read(self._files, wanted, brief=bool(memory))
+        items, size = behind.read(self._files, wanted, brief=bool(memory), at_once=at_once)
         memory.extend(items)
         self.memory_bytes += size
         if not behind.items:
@@ -276,6 +283,19 @@ class Backlog(JournalFollower):
         elif items:
             self._plan_refill()
         return bool(memory)
+
+    def large_record(self) -> LargeRecord | None:
+        """Return the record that `read_back` left, for a thread; None if it left none.
+
+        `use` it then. Raises OSError: the journal cannot be read.
+        """
+        behind = self.behind
+        return behind.reader.large_record() if behind is not None and behind.reader.large else None
+
+    def use(self, large: LargeRecord) -> None:
+        """Let `read_back` go on with a record that a thread has read."""
+        if self.behind is not None:
+            self.behind.reader.use(large)
 
     def read_back_beyond_limit(self) -> None:
         """Read a piece of what is behind back into memory, however much that holds.

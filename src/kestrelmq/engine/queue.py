@@ -72,6 +72,7 @@ from kestrelmq.journal.notes import (
 )
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.read_table import NO_READS, ReadTable
+from kestrelmq.journal.reader import LargeRecord
 from kestrelmq.journal.records import (
     ADDX,
     ADDX_HEADER,
@@ -250,8 +251,9 @@ class Queue(Committable):
         # to drop.
         self._brings_oldest = self._is_flushing = False
         self._flushed: ReadTable[bytes] = NO_READS
-        # Whether older items are still to be dropped because the queue is full.
-        self._has_excess = False
+        # Whether older items are still to be dropped because the queue is full; whether a thread
+        # is reading the head, which is large; and whether it could not do so the last time.
+        self._has_excess = self._is_reading_large = self._is_unreadable = False
         # Whether an expired item can neither be moved nor be set aside, so that the items behind it
         # cannot be read.
         self._is_blocked = False
@@ -1405,7 +1407,7 @@ class Queue(Committable):
             return None
         backlog = self.backlog
         if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
-            self._read_back()
+            self._read_back(at_once=False)
         self.get_hits += 1
         return backlog.take()
 
@@ -1433,20 +1435,53 @@ class Queue(Committable):
     @property
     def is_settled(self) -> bool:
         """Whether a read takes only a short time; otherwise see `settle`."""
-        if not self._expiring:
+        backlog = self.backlog
+        if not backlog.memory and backlog.behind is not None:
+            return False
+        if not self._expiring or len(backlog) <= _EXPIRED_AT_ONCE:
             return True
-        memory = self.backlog.memory
-        if len(self.backlog) <= _EXPIRED_AT_ONCE:
-            return True
-        return bool(memory) and not self._is_expired(memory[0], self._clock.now())
+        return bool(backlog.memory) and not self._is_expired(backlog.memory[0], self._clock.now())
 
     def settle(self) -> bool:
-        """Drop or move some expired items from the head; return False if there may be more.
+        """Prepare a read a bit: read the head back, and drop or move some expired items before it.
 
-        A read does so with all of them, which may take long if they are many. Whoever can wait
-        calls this first, and lets others be served in between. Raises as `remove`.
+        A read does so at once, which may take long if they are many, or if the head is large and on
+        disk. Whoever can wait calls this first, and lets others be served in between.
+
+        Returns:
+            False if there may be more to do. Raises as `remove`.
         """
+        if not self.backlog.memory and self.backlog.behind is not None and not self._reads_head():
+            return False
         return self.discard_expired(_EXPIRED_AT_ONCE) < _EXPIRED_AT_ONCE
+
+    def _reads_head(self) -> bool:
+        """Read the head back, a large one by a thread; return False while that does so."""
+        if self._is_reading_large:
+            return False
+        if self._is_unreadable:
+            self._is_unreadable = False
+            return True  # whoever reads gets the error; or it works now
+        backlog = self.backlog
+        try:
+            if backlog.read_back(at_once=False):
+                return True
+            large = backlog.large_record()
+        except (OSError, JournalError):
+            return True  # whoever reads gets the error
+        if large is None:
+            return True
+        self._is_reading_large = True
+        self._commits.writer.run(
+            lambda _pause: large.load(), lambda error: self._has_read(large, error)
+        )
+        return False
+
+    def _has_read(self, large: LargeRecord, error: BaseException | None) -> None:
+        self._is_reading_large = False
+        self._is_unreadable = error is not None
+        if error is None:
+            self.backlog.use(large)
 
     def _has_head(self, *, although_paused: bool = False) -> bool:
         """Bring the head into memory; return False if there is none that may be taken now.
@@ -1470,8 +1505,10 @@ class Queue(Committable):
                 self._bury_heads()
         return bool(self.backlog.memory) or self._read_back()
 
-    def _read_back(self) -> bool:
+    def _read_back(self, *, at_once: bool = True) -> bool:
         """Read items back into memory; return whether any are there.
+
+        A large one is read if it must be there `at_once`.
 
         Raises:
             QueueUnavailable: memory holds no item, and those on disk cannot be read.
@@ -1480,9 +1517,9 @@ class Queue(Committable):
         if backlog.behind is None:
             return False
         try:
-            if not backlog.read_back():
+            if not backlog.read_back(at_once=at_once):
                 self.write_now()  # what is left has not been written yet
-                backlog.read_back()
+                backlog.read_back(at_once=at_once)
         except (OSError, JournalError) as error:
             if backlog.memory:
                 return True  # those come first; a later read gets the error

@@ -45,6 +45,39 @@ _CUT_AT_ONCE: Final = 64
 _NO_ITEM: Final = frozenset({REMOVE, REMOVE_TENTATIVE, CONFIRM_REMOVE, UNREMOVE})
 
 
+class LargeRecord:
+    """A long record that a thread reads from its file ahead of a `JournalReader`.
+
+    Attributes:
+        data: the record; empty until it is read.
+    """
+
+    __slots__ = ("_descriptor", "_length", "_position", "_visit", "data")
+
+    def __init__(self, descriptor: int, position: int, length: int, visit: object) -> None:
+        """Describe it; it closes `descriptor`. `visit` is that of the reader."""
+        self._descriptor = descriptor
+        self._position = position
+        self._length = length
+        self._visit = visit
+        self.data = b""
+
+    def load(self) -> None:
+        """Read it; from any thread. Raises OSError."""
+        try:
+            # One call, during which the other threads have the interpreter.
+            data = os.pread(self._descriptor, self._length, self._position)
+        finally:
+            os.close(self._descriptor)
+        if len(data) < self._length:
+            raise OSError(f"the file has only {len(data)} of the {self._length} bytes of a record")
+        self.data = data
+
+    def is_at(self, position: int, visit: object) -> bool:
+        """Whether it is the next of a reader that is at this place."""
+        return self._position == position and self._visit is visit
+
+
 def too_few_items(files: Sequence[str]) -> JournalError:
     """Return the error for `files` in which there are fewer items than were counted before."""
     return JournalError(f"{files[-1]}: fewer items on disk than were counted")
@@ -58,6 +91,7 @@ class JournalReader:
         position: where in the file the next record to look at begins.
         item_bytes: bytes of the items that were returned so far.
         next_deliveries: how often the next item was handed out, if a note before it was read.
+        large: bytes of the next record, if `read` stopped before it because it is large.
     """
 
     def __init__(
@@ -78,8 +112,10 @@ class JournalReader:
         self._size = chunk
         self.file = file
         self.position = position
-        self.item_bytes = 0
+        self.item_bytes = self.large = 0
         self.next_deliveries = 0
+        # Another object whenever the reader moves to another place.
+        self._visit = object()
         self._notes = NoteReader()
         self._descriptor: int | None = None
         self._chunk = b""
@@ -98,6 +134,7 @@ class JournalReader:
         max_items: int,
         max_bytes: int,
         max_other: int | None = None,
+        max_record: int | None = None,
     ) -> list[bytes]:
         """Return the next items, in order; an empty list at the end of the last of `files`.
 
@@ -106,6 +143,8 @@ class JournalReader:
             max_items: most items to return.
             max_bytes: stop once this many bytes of items are read; the last item may exceed it.
             max_other: also stop, perhaps without an item, after this many bytes of other records.
+            max_record: also stop, and set `large`, before a record of at least so many bytes that
+                is not read yet.
 
         Raises:
             DamagedJournal: the bytes at the position are not a record.
@@ -118,7 +157,7 @@ class JournalReader:
         while len(items) < max_items and read < max_bytes:
             if self._next >= self._found:
                 try:
-                    if not self._fill(files):
+                    if not self._fill(files, max_record):
                         break
                 except (DamagedJournal, OSError):
                     if items:
@@ -139,7 +178,9 @@ class JournalReader:
             self.position = self._chunk_at + end
             opcode = self._chunk[start]
             if opcode == ADDX:
-                item: bytes | None = self._chunk[start:end]
+                # Compiled code would copy all of a chunk that is one large record.
+                is_all = not start and end == len(self._chunk)
+                item: bytes | None = self._chunk if is_all else self._chunk[start:end]
             elif opcode == SAVE_XID:
                 item = None
                 self._read_note(record_xid(self._chunk, start))
@@ -206,8 +247,21 @@ class JournalReader:
             left -= passed
         return count - left
 
-    def _fill(self, files: Sequence[str]) -> bool:
-        """Read and scan the next chunk; False at the end of the journal."""
+    def large_record(self) -> LargeRecord:
+        """Return the record that `read` stopped before, for a thread. Raises OSError."""
+        if self._descriptor is None:
+            self._descriptor = self._open(self.file)
+        return LargeRecord(os.dup(self._descriptor), self.position, self.large, self._visit)
+
+    def use(self, large: LargeRecord) -> None:
+        """Go on with a record that was read meanwhile, unless this reader has moved since."""
+        self.large = 0
+        if large.is_at(self.position, self._visit):
+            self._find_records(large.data, more=False)
+
+    def _fill(self, files: Sequence[str], max_record: int | None) -> bool:
+        """Read and scan the next chunk; False at the end of the journal, or before `max_record`."""
+        self.large = 0
         in_run = self._length > 0 and self._size < RUN
         wanted = RUN if in_run else self._size
         while True:
@@ -237,6 +291,9 @@ class JournalReader:
                 wanted = self._size
                 continue
             if not more:
+                return False
+            if max_record is not None and length is not None and length >= max_record:
+                self.large = length
                 return False
             wanted = max(2 * wanted, length or 0)
 
@@ -290,7 +347,8 @@ class JournalReader:
         self.close()
         self._forget_note()
         self.file = file
-        self.position = 0
+        self.position = self.large = 0
+        self._visit = object()
 
     def copy(self) -> "JournalReader":
         """Return another reader at the same position of the same file, whatever its name is now."""
@@ -306,7 +364,8 @@ class JournalReader:
         self.close()
         self._descriptor = self._open(file)
         self.file = file
-        self.position = position
+        self.position, self.large = position, 0
+        self._visit = object()
         self._chunk, self._found, self._next, self._length = b"", 0, 0, 0
         self._forget_note()
 

@@ -144,6 +144,11 @@ class ServerContext:
                 break
         return True
 
+    def settling(self, queue: Queue) -> Generator[None, None, None]:
+        """Do what `settle` does, to its end; yields when others are to be served."""
+        while not self.settle(queue):
+            yield
+
     def finish_in_slices(self, work: Generator[None, None, None]) -> None:
         """Do work at once if it is short, and otherwise in this and later turns.
 

@@ -70,6 +70,7 @@ from kestrelmq.server import changes
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.managing import ManageAnswer, manage
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import MOST_READS_COUNTED
@@ -271,7 +272,7 @@ class ThriftSession(Session):
                 case Confirm() | Abort():
                     self.answer(header, *self._end_reads(request))
                 case Peek(name):
-                    self.answer(header, self._peek(name))
+                    self._peek(header, name)
                 case (
                     Browse() | Move() | managing.Pause() | Declare() | ListClients() | KillClient()
                 ):
@@ -338,7 +339,7 @@ class ThriftSession(Session):
             return queue.give_back(xids), queue
         return sum(queue.confirm(xid) for xid in xids), queue
 
-    def _peek(self, name: str) -> QueueInfo:
+    def _peek(self, header: MessageHeader, name: str) -> None:
         context = self._context
         context.counters.cmd_peek += 1
         context.check_readable()
@@ -346,14 +347,29 @@ class ThriftSession(Session):
         queue = context.collection.queues.get(name)
         if queue is None:
             self._check_absent(name)
-            return _NO_QUEUE
+            self.answer(header, _NO_QUEUE)
+        elif context.settle(queue):
+            self.answer(header, self._info(queue))
+        else:
+            changes.answer_later(
+                self._connection,
+                self._later_info(queue),
+                lambda info: self.answer(header, info),
+                lambda error: self.refuse(header, _internal_error(error)),
+            )
+
+    async def _later_info(self, queue: Queue) -> QueueInfo:
+        await in_slices(self._context.settling(queue))
+        return self._info(queue)
+
+    def _info(self, queue: Queue) -> QueueInfo:
         record = queue.peek()
         return QueueInfo(
             head_item=None if record is None else rest_of(record, ADDX_HEADER),
             items=len(queue),
             bytes=queue.size,
             journal_bytes=queue.journal.size,
-            age=0 if record is None else max(0, context.turns.clock.now() - queue.oldest),
+            age=0 if record is None else max(0, self._context.turns.clock.now() - queue.oldest),
             waiters=queue.waiting_readers,
             open_transactions=queue.open_reads,
         )

@@ -1,11 +1,14 @@
 """Items that memory has no room for: they are read back in their turn, or an error says why not."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from kestrelmq.engine.backlog import LARGE_RECORD
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
+from kestrelmq.testing.worker import HeldWorker
 
 pytestmark = pytest.mark.compiled
 
@@ -59,4 +62,88 @@ def test_damage_that_came_after_the_start_is_found(tmp_path: Path) -> None:
     assert [spool.take() for _ in range(held)] == items[:held]
     with pytest.raises(QueueUnavailable, match=rf"{tmp_path}/jobs\S*: damaged at byte \d+"):
         spool.take()
+    spool.close()
+
+
+def large_queue(path: Path) -> tuple[LocalQueues, HeldWorker, list[bytes]]:
+    """Return queues of which one has three large items, of which the first is in memory.
+
+    A thread that a test controls reads the others.
+    """
+    spool = LocalQueues(queue_settings(path, max_memory_size=1000))
+    reader = HeldWorker()
+    spool.collection.commits.writer = reader
+    items = [b"%d" % number * LARGE_RECORD for number in range(3)]
+    spool.add(*items)
+    assert spool.queue().memory_items == 1
+    return spool, reader, items
+
+
+def test_a_thread_reads_a_large_head(tmp_path: Path) -> None:
+    """Whoever can wait waits for it; what is at the head then is taken as ever."""
+    spool, reader, items = large_queue(tmp_path)
+    queue = spool.queue()
+    assert (queue.is_settled, spool.take()) == (True, items[0])
+    for data in items[1:]:
+        assert not queue.memory_items
+        for _ in range(2):  # however often it is asked
+            assert (queue.is_settled, queue.settle()) == (False, False)
+        assert len(reader) == 1
+        reader.step()
+        assert queue.settle()
+        assert (queue.is_settled, spool.take()) == (True, data)
+    assert (queue.is_settled, len(reader), spool.take()) == (True, 0, None)
+    spool.close()
+
+
+@pytest.mark.parametrize("meanwhile", ["taken", "flushed", "deleted"])
+def test_what_a_thread_read_is_not_the_head_any_more(tmp_path: Path, meanwhile: str) -> None:
+    """Then it is not used."""
+    spool, reader, items = large_queue(tmp_path)
+    queue, left = spool.queue(), items[1:]
+    assert spool.take() == items[0]
+    assert not queue.settle()
+    match meanwhile:
+        case "taken":
+            assert spool.take() == left.pop(0)  # by one that cannot wait
+        case "flushed":
+            queue.flush()
+            left = [b"n" * LARGE_RECORD]
+            spool.add(b"first" * 300, *left)
+            assert spool.take() == b"first" * 300
+        case _:
+            spool.collection.delete("jobs")
+            left = []
+    reader.step()
+    for data in left:
+        while not spool.queue().settle():
+            reader.step()
+        assert spool.take() == data
+    assert spool.take() is None
+    spool.close()
+
+
+def test_a_large_head_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants it gets the error each time, until it can be read."""
+    spool, reader, items = large_queue(tmp_path)
+    queue = spool.queue()
+    assert spool.take() == items[0]
+    pread = os.pread
+
+    def pread_little(descriptor: int, size: int, position: int) -> bytes:
+        if size > LARGE_RECORD:
+            raise OSError(5, "Input/output error")
+        return pread(descriptor, size, position)
+
+    monkeypatch.setattr(os, "pread", pread_little)
+    for _ in range(2):
+        assert not queue.settle()
+        reader.step()
+        with pytest.raises(QueueUnavailable, match=r"queue jobs cannot be read: .*Input/output"):
+            queue.settle()
+    monkeypatch.undo()
+    assert not queue.settle()
+    reader.step()
+    assert queue.settle()
+    assert spool.take() == items[1]
     spool.close()

@@ -149,3 +149,40 @@ def test_a_file_is_opened_where_the_reader_is_sent(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         reader.seek(files[1], 0)
     reader.close()
+
+
+def test_a_large_record_is_left_to_a_thread(tmp_path: Path) -> None:
+    """It is used if the reader is still there, and ignored at another place of the same number."""
+    large = item(1, 0, b"x" * 100_000)
+    files = write(tmp_path, FIRST + large + LAST, FIRST + large.replace(b"x", b"y") + LAST)
+    reader = JournalReader(tmp_path, files[0], 0)
+    assert reader.read(files, 5, 1 << 30, max_record=100_000) == [FIRST]
+    assert reader.read(files, 5, 1 << 30, max_record=100_000) == []
+    assert reader.large == len(large)
+    for is_moved in (False, True):
+        ahead = reader.large_record()
+        ahead.load()
+        assert ahead.data == large
+        if is_moved:
+            reader.seek(files[1], len(FIRST))
+        reader.use(ahead)
+        found = reader.read(files, 1, 1 << 30, max_record=100_000)
+        assert found == ([] if is_moved else [large])
+        if not is_moved:
+            reader.seek(files[0], len(FIRST))
+            assert reader.read(files, 1, 1 << 30, max_record=100_000) == []
+    assert reader.read(files, 5, 1 << 30) == [large.replace(b"x", b"y"), LAST]
+    reader.close()
+
+
+def test_a_large_record_that_is_not_all_there(tmp_path: Path) -> None:
+    """The thread says so; it is not used."""
+    large = item(1, 0, b"x" * 100_000)
+    (file,) = write(tmp_path, large)
+    reader = JournalReader(tmp_path, file, 0)
+    assert reader.read([file], 1, 1, max_record=100_000) == []
+    (tmp_path / file).write_bytes(large[:-1])
+    ahead = reader.large_record()
+    with pytest.raises(OSError, match="has only 100020 of the 100021 bytes"):
+        ahead.load()
+    reader.close()

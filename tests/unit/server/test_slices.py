@@ -20,6 +20,7 @@ from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
+from tests.unit.server.test_large_replies import NAME, thrift_call
 
 COUNT: Final = 2600
 """Expired items: more than five slices."""
@@ -89,6 +90,34 @@ def test_a_read_behind_many_expired_items(
         assert await answered_meanwhile(turning, other, lambda: len(queue) < 1) > 1
         received = bytearray()
         while reply not in received:
+            try:
+                received += client.recv(1 << 16)
+            except BlockingIOError:
+                await turning.turn()
+        assert queue.expired_items == COUNT
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)
+
+
+def test_a_thrift_peek_behind_many_expired_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows the first that is not, and leaves it; others are served meanwhile."""
+    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
+    fill(tmp_path)
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        client, other = turning.connect("thrift"), turning.connect("memcache")
+        await turning.send(client, thrift_call(b"peek", NAME))
+        assert COUNT > len(queue) > 1
+        assert await answered_meanwhile(turning, other, lambda: len(queue) < 2) > 1
+        received = bytearray()
+        while b"\0\0\0\x04live" not in received:
             try:
                 received += client.recv(1 << 16)
             except BlockingIOError:
