@@ -16,6 +16,7 @@ from kestrelmq.spark.batch_plan import BatchPlan
 from kestrelmq.spark.kestrel_options import ClusterOptions
 from kestrelmq.spark.kestrel_source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
+from kestrelmq.spark.refusals import QueueCannotBeRead
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.shares import PartitionShare
 from tests.spark.spools import adds, load, write
@@ -315,7 +316,7 @@ def test_a_queue_that_is_not_given_is_an_error(
         with pytest.raises(PySparkException, match=message):
             reader.option("staging_location", str(tmp_path / "tables")).load().count()
         options = ArchiveOptions(ClusterOptions(cluster), [QUEUE], str(tmp_path / "archive"))
-        with pytest.raises(PySparkException, match=message):
+        with pytest.raises(QueueCannotBeRead, match=message):
             archive(spark, options).awaitTermination(60)
 
         with Client(good.address) as client:

@@ -1,7 +1,7 @@
 """What is connected to find servers, and who disconnects it."""
 
 import asyncio
-from threading import Event
+from threading import Event, Lock
 
 import pytest
 
@@ -24,12 +24,14 @@ class SlowMembership:
     def __init__(self) -> None:
         self.begins, self.may_connect = Event(), Event()
         self.calls: list[str] = []
+        self._lock = Lock()
 
     def start(self) -> None:
         """Connect."""
-        self.begins.set()
-        self.may_connect.wait(PATIENCE)
-        self.calls.append("start")
+        with self._lock:
+            self.begins.set()
+            self.may_connect.wait(PATIENCE)
+            self.calls.append("start")
 
     def reads(self) -> list[Address]:
         """Return none."""
@@ -40,8 +42,9 @@ class SlowMembership:
         return []
 
     def close(self) -> None:
-        """Disconnect."""
-        self.calls.append("close")
+        """Disconnect; while it connects, wait for that."""
+        with self._lock:
+            self.calls.append("close")
 
 
 async def test_what_was_connecting_for_a_cancelled_task_is_disconnected() -> None:
