@@ -626,23 +626,11 @@ class QueueCollection:
             JournalError: a queue could not be written.
             QueueUnavailable: a queue is still loading, or its delayed items could not be loaded.
         """
-        failure: JournalError | QueueUnavailable | None = None
-        for queue in self._one_by_one():
-            pieces, is_done, dropped = queue.flushing(), False, 0
-            while not is_done:
-                try:
-                    next(pieces)
-                except StopIteration as end:
-                    dropped, is_done = end.value, True
-                except JournalError as error:
-                    failure, is_done = error, True
-                except QueueUnavailable as error:
-                    is_done = True
-                    if not queue.is_closed:  # otherwise it was deleted meanwhile
-                        failure = error
-                yield [one for one in queue.with_companion if dropped or one.changes.pending]
-        if failure is not None:
-            raise failure
+
+        def changed(queue: Queue, dropped: int) -> list[Queue]:
+            return [one for one in queue.with_companion if dropped or one.changes.pending]
+
+        yield from _in_turn(self._one_by_one(), Queue.flushing, changed)
         self.loading.check(sorted(self.loading))
 
     def delete(self, name: str) -> bool:
@@ -840,23 +828,13 @@ class QueueCollection:
         else:
             queue = self.existing(name)
             queues = iter([] if queue is None else [queue])
-        count = 0
-        failure: JournalError | QueueUnavailable | None = None
-        for queue in queues:
-            pieces, is_done = queue.expiring(), False
-            while not is_done:
-                try:
-                    next(pieces)
-                except StopIteration as end:
-                    count, is_done = count + end.value, True
-                except (JournalError, QueueUnavailable) as error:
-                    failure, is_done = error, True
-                target = queue.config.expire_to_queue
-                moved_to = self.destinations(target) if target is not None else []
-                yield [one for one in (queue, *moved_to) if one.changes.pending]
-        if failure is not None:
-            raise failure
-        return count
+
+        def changed(queue: Queue, _expired: int) -> list[Queue]:
+            target = queue.config.expire_to_queue
+            moved_to = self.destinations(target) if target is not None else []
+            return [one for one in (queue, *moved_to) if one.changes.pending]
+
+        return (yield from _in_turn(queues, Queue.expiring, changed))
 
     # --- configuration ---
 
@@ -1025,6 +1003,45 @@ class _Refused:
         self._running -= 1
         if not self._running:
             self._done(self._refused)
+
+
+def _in_turn(
+    queues: Iterable[Queue],
+    work: Callable[[Queue], Generator[None, None, int]],
+    changed: Callable[[Queue, int], list[Queue]],
+) -> Generator[list[Queue], None, int]:
+    """Do work on one queue after the other; return how many items it was about in all.
+
+    Args:
+        queues: the queues.
+        work: what to do, in short pieces; it returns the number of items.
+        changed: returns what to yield after each piece, given the queue, and the number once it is
+            known; 0 before.
+
+    Raises, after trying all:
+        JournalError, QueueUnavailable: what a queue's work raised last, unless the queue cannot be
+            used because it was deleted meanwhile.
+    """
+    total = 0
+    failure: JournalError | QueueUnavailable | None = None
+    for queue in queues:
+        pieces, is_done, count = work(queue), False, 0
+        while not is_done:
+            try:
+                next(pieces)
+            except StopIteration as end:
+                count, is_done = end.value, True
+            except JournalError as error:
+                failure, is_done = error, True
+            except QueueUnavailable as error:
+                is_done = True
+                if not queue.is_closed:
+                    failure = error
+            yield changed(queue, count)
+        total += count
+    if failure is not None:
+        raise failure
+    return total
 
 
 def name_of(changed: Committable) -> str:
