@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from kestrelmq.client import Client
-from tests.support.commands import run_command
+from tests.support.commands import run_command, run_without_room
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
@@ -81,15 +81,7 @@ def test_an_item_that_could_not_be_written_stays_in_its_queue(
 ) -> None:
     """A full disk behind get costs no item."""
     client.put("work", b"x" * 100)
-    command = "from kestrelmq.cli.main import main; main()"
-    with Path("/dev/full").open("wb") as full:
-        result = subprocess.run(
-            [sys.executable, "-c", command, "get", "work", "--servers", server.address],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=PATIENCE,
-        )
+    result = run_without_room("get", "work", "--servers", server.address)
     assert result.returncode == 1
     assert b"No space left" in result.stderr
     assert b"Traceback" not in result.stderr
@@ -569,15 +561,8 @@ def test_output_that_cannot_be_written_is_an_error(
 ) -> None:
     """In one line, whether it is noticed at once or at the end."""
     client.put("work", b"x")
-    with Path("/dev/full").open("wb") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "kestrelmq", *arguments],
-            env=os.environ | {"KESTRELMQ_SERVERS": server.address, "PYTHONUNBUFFERED": unbuffered},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=PATIENCE,
-        )
+    environment = {"KESTRELMQ_SERVERS": server.address, "PYTHONUNBUFFERED": unbuffered}
+    result = run_without_room(*arguments, environment=environment)
     why = b"kestrelmq: error: standard output: No space left on device\n"
     assert (result.returncode, result.stderr) == (1, why)
 

@@ -1,8 +1,6 @@
 """`kestrelmq journal`: the tools on real journals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
-from tests.support.commands import run_command
-from tests.support.patience import PATIENCE
+from tests.support.commands import run_command, run_without_room
 
 NOW = 1_700_000_000_000
 
@@ -279,13 +276,6 @@ def test_verify_names_files_that_are_left_alone(spool: Path) -> None:
 @pytest.mark.parametrize("command", ["dump", "verify"])
 def test_no_queue_is_blamed_for_output_that_cannot_be_written(spool: Path, command: str) -> None:
     """It is standard output that is full, and no journal is damaged."""
-    with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(
-            [sys.executable, "-m", "kestrelmq", "journal", command, spool],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=PATIENCE,
-        )
+    ended = run_without_room("journal", command, spool)
     why = b"kestrelmq: error: standard output: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, why)

@@ -51,3 +51,18 @@ def run_command(
             complaint = process.stdout.read().encode()
         out, err = (folder / "out").read_bytes(), (folder / "err").read_bytes()
     return subprocess.CompletedProcess([sys.executable, *arguments], status, out, complaint + err)
+
+
+def run_without_room(
+    *arguments: str | Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `kestrelmq` with a standard output that is full; return its exit status and errors."""
+    with Path("/dev/full").open("wb") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "kestrelmq", *arguments],
+            env=os.environ | (environment or {}),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=PATIENCE,
+        )
