@@ -24,7 +24,11 @@ _COMMANDS: Final = (
     "serve",
 )
 _CONTEXT.set_forkserver_preload(
-    [*(f"kestrelmq.cli.{name}" for name in _COMMANDS), "kestrelmq.server.app"]
+    [
+        *(f"kestrelmq.cli.{name}" for name in _COMMANDS),
+        "kestrelmq.server.app",
+        "tests.support.frozen",
+    ]
 )
 
 

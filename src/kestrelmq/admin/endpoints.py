@@ -1,6 +1,6 @@
 """The routes outside the API's operations: Ostrich's, health, metrics and the OpenAPI document."""
 
-import json
+import asyncio
 
 from aiohttp import web
 
@@ -24,14 +24,13 @@ _MOST_PATTERNS = 20
 class Endpoints:
     """Serves the routes that are not operations of the API."""
 
-    __slots__ = ("_context", "_document", "_exposition", "_large", "_ostrich")
+    __slots__ = ("_context", "_exposition", "_large", "_ostrich")
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._large = LargeReplies()
         self._ostrich = ostrich.Ostrich(context)
         self._exposition = Exposition(context)
-        self._document = json.dumps(openapi.document()).encode()
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes."""
@@ -103,7 +102,9 @@ class Endpoints:
         )
 
     async def _openapi(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._document, content_type="application/json")
+        # The first one takes as long as many turns.
+        document = await asyncio.to_thread(openapi.encoded_document)
+        return web.Response(body=document, content_type="application/json")
 
     async def _reload(self, _request: web.Request) -> web.Response:
         await changes.reload(self._context)

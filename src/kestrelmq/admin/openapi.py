@@ -1,6 +1,8 @@
 """The OpenAPI 3.1 document, made from the table of operations."""
 
 import inspect
+import json
+from functools import cache
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -34,6 +36,12 @@ _IN_PATH: Final[dict[str, dict[str, Any]]] = {
 }
 
 _TEXT: Final[dict[str, Any]] = {"schema": {"type": "string"}}
+
+
+@cache
+def encoded_document() -> bytes:
+    """Return the OpenAPI document as JSON."""
+    return json.dumps(document()).encode()
 
 
 def document() -> dict[str, Any]:
@@ -105,9 +113,10 @@ def _responses(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, An
 
 
 def _json(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = json_schema(model)
-    schemas |= schema.pop("$defs", {})
-    schemas[model.__name__] = schema
+    if model.__name__ not in schemas:
+        schema = json_schema(model)
+        schemas |= schema.pop("$defs", {})
+        schemas[model.__name__] = schema
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
 
 
