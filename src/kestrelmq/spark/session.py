@@ -33,11 +33,14 @@ _QUICK: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "512m",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
 _WORKER_PYTHON: Final = """#!/bin/sh
 # Start Python with the installed pyspark. Spark puts a zipped copy of it in front, which has no
 # compiled files: each process would compile what it imports, for seconds on a busy machine.
+# And start our daemon instead of Spark's: a setting of Spark replaces only that of tasks.
 kept=
 IFS=:
 for entry in $PYTHONPATH; do
@@ -46,6 +49,10 @@ for entry in $PYTHONPATH; do
         *) kept=$kept${{kept:+:}}$entry ;;
     esac
 done
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+    shift 2
+    set -- -m kestrelmq.spark.worker_daemon "$@"
+fi
 PYTHONPATH=$kept exec {python} "$@"
 """
 _STARTS: Final = 30
