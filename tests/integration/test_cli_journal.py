@@ -1,6 +1,10 @@
 """`kestrelmq journal`: the tools on real journals."""
 
 import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from kestrelmq.journal.records import (
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
 from tests.support.commands import run_command, run_without_room
+from tests.support.limits import largest_file
+from tests.support.patience import PATIENCE
 
 NOW = 1_700_000_000_000
 
@@ -216,6 +222,40 @@ def test_an_export_can_be_imported(spool: Path, tmp_path: Path, name: str) -> No
     run("import", copy, export, "--append")
     assert len(items_on_disk(copy, "work")) == 8
     assert items_on_disk(copy, "other") == [b"\xff", b"\xff"]
+
+
+@pytest.mark.parametrize("name", ["items.jsonl", "items.parquet"])
+def test_a_full_disk_leaves_the_export_that_was_there(
+    spool: Path, tmp_path: Path, name: str
+) -> None:
+    """The file is named, and half an export is neither at its place nor beside it."""
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    (folder / name).write_text("of yesterday")
+    command: list[str | Path] = [sys.executable, "-m", "kestrelmq", "journal", "export"]
+    command += [spool, "-o", folder / name]
+    with largest_file(100):
+        ended = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE)
+    assert (ended.returncode, ended.stderr.count(b"\n")) == (1, 1)
+    assert f"{folder / name}: ".encode() in ended.stderr
+    assert [file.name for file in folder.iterdir()] == [name]
+    assert (folder / name).read_text() == "of yesterday"
+
+
+def test_an_export_to_a_pipe_or_through_a_link(spool: Path, tmp_path: Path) -> None:
+    """A link stays one, and a pipe is written: neither is replaced by a file."""
+    whole = run("export", spool)
+    (tmp_path / "link").symlink_to("file")
+    run("export", spool, "-o", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == whole
+    assert run("export", spool, "-o", "/dev/stdout") == whole
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        got = reader.submit(pipe.read_text)
+        run("export", spool, "-o", pipe)
+        assert got.result(PATIENCE) == whole
 
 
 def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:

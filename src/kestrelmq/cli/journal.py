@@ -29,6 +29,7 @@ from kestrelmq.journal.files import (
     in_use,
     is_locked,
     make_queue_path,
+    replacing,
 )
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
@@ -233,13 +234,15 @@ def export(
             bar(size)
 
     with _progress("exporting", sum(one.size for one in chosen)) as bar:
-        if output is not None and output.suffix == ".parquet":
-            exchange.write_parquet(everything(bar), output)
-        elif output is not None:
-            with output.open("w", encoding="utf-8") as file:
-                file.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
-        else:
+        if output is None:
             standard_output().writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
+            return
+        with replacing(output) as target:
+            if output.suffix == ".parquet":
+                exchange.write_parquet(everything(bar), target)
+                return
+            with target.open("w", encoding="utf-8") as file:
+                file.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
 
 
 @app.command("import")

@@ -23,6 +23,7 @@ import fcntl
 import mmap
 import os
 import resource
+import shutil
 import stat
 import time
 from collections import OrderedDict
@@ -248,6 +249,34 @@ def replace_file(directory: "Directory", name: str, content: bytes) -> None:
 
 
 # --- reading by maps ---
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write what is to be at `path`, which takes its place once it is whole.
+
+    If that fails, `path` is as it was. What is no file, such as a pipe or /dev/stdout, is written
+    itself.
+
+    Raises OSError, which names `path` and no temporary file.
+    """
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        yield path
+        return
+    target = path.resolve()
+    part = target.with_name(f".kestrelmq-{os.getpid()}.part")
+    try:
+        yield part
+        if target.exists():
+            shutil.copymode(target, part)
+        sync_path(part)
+        rename_durably(part, target)
+    except OSError as error:
+        if error.filename in {None, part, str(part)}:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class FoundFile(NamedTuple):
