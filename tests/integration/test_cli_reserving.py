@@ -9,6 +9,7 @@ import pytest
 
 from kestrelmq.client import Client
 from tests.integration.test_cli_client import answer, run
+from tests.support.commands import run_without_room
 from tests.support.server import ServerProcess, running_server
 
 CONFIG = """
@@ -50,6 +51,27 @@ def test_items_are_reserved_and_ended(client: Client, server: ServerProcess) -> 
     late = run(server, "finish", "work", a, b)
     assert (late.returncode, late.stdout) == (1, b"0 finished\n")
     assert b"2 of 2 were not reserved any more" in late.stderr
+
+
+def test_what_could_not_be_printed_is_given_back(client: Client, server: ServerProcess) -> None:
+    """Nobody can finish it, so it does not wait for the end of its lease, nor counts."""
+    client.put_many("work", [b"a", b"b"])
+    command = ("reserve", "work", "--count", "2", "--lease", "1h", "--servers", server.address)
+    ended = run_without_room(*command)
+    assert (ended.returncode, b"No space left" in ended.stderr) == (1, True)
+    again = lines(answer(server, "reserve", "work", "--count", "2", "--lease", "1h"))
+    assert [(one["data"], one["deliveries"]) for one in again] == [("a", 1), ("b", 1)]
+    answer(server, "finish", "work", *(one["read"] for one in again))
+
+
+def test_what_a_tag_could_not_print_comes_again(client: Client, server: ServerProcess) -> None:
+    """The tag has its items; whoever asks for it gets them."""
+    client.put("work", b"a")
+    command = ("reserve", "work", "--lease", "1h", "--tag", "full:1:0")
+    assert run_without_room(*command, "--servers", server.address).returncode == 1
+    (again,) = lines(answer(server, *command))
+    assert again["data"] == "a"
+    answer(server, "finish", "work", "--tag", "full:1:0")
 
 
 def test_a_script_can_tell_how_a_reserve_ended(client: Client, server: ServerProcess) -> None:

@@ -13,8 +13,9 @@ from kestrelmq.cli.servers import (
     ZookeeperFlag,
     connect,
 )
-from kestrelmq.cli.terminal import standard_output
+from kestrelmq.cli.terminal import OutputError, standard_output, write_out
 from kestrelmq.cli.values import duration
+from kestrelmq.client.commands import ReservedRead
 from kestrelmq.errors import KestrelError
 from kestrelmq.journal.export_rows import data_fields
 
@@ -74,6 +75,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     An item goes back to its queue when its lease ends, unless it was finished. With --owner, it
     goes back soon after this command has ended, unless the owner has other connections. Exit status
     1 with no output: there was no item. Exit status 3: the items of the tag were finished before.
+    Items that could not be printed are given back, except those of a tag.
     """  # noqa: D301 # \b is for the help
     standard_output()  # if it is closed, nothing is reserved
     with connect(servers, zookeeper, path_prefix) as client:
@@ -86,14 +88,25 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
             owner=owner,
             grace=grace,
         )
-        for one in found or ():
-            fields: dict[str, object] = {"server": one.server, "queue": one.queue}
-            fields |= {"read": one.read, "deliveries": one.deliveries}
-            fields |= data_fields(one.data) | {"add_time": one.add_time, "expiry": one.expiry}
-            print(json.dumps(fields, ensure_ascii=False))
-        standard_output().flush()
+        printed = 0
+        try:
+            for one in found or ():
+                write_out(_line(one))
+                printed += 1
+        except OutputError:
+            if not tag:  # who asks for the tag again gets the same items
+                for one in reversed((found or [])[printed:]):  # each becomes the head
+                    client.release(one.queue, one, counted=False, server=one.server)
+            raise
     if not found:
         raise typer.Exit(_DONE if found is None else 1)
+
+
+def _line(one: ReservedRead) -> bytes:
+    fields: dict[str, object] = {"server": one.server, "queue": one.queue}
+    fields |= {"read": one.read, "deliveries": one.deliveries}
+    fields |= data_fields(one.data) | {"add_time": one.add_time, "expiry": one.expiry}
+    return f"{json.dumps(fields, ensure_ascii=False)}\n".encode(errors="surrogateescape")
 
 
 def finish(
