@@ -273,6 +273,8 @@ def test_names_that_no_queue_can_have_are_refused(shared: Admin, name: str) -> N
         ("POST", "/queues", {"nam": "x"}, 400, "invalid_body"),
         ("POST", "/queues/a/items", {}, 400, "invalid_body"),
         ("POST", "/queues/a/items", {"data": "?"}, 400, "invalid_body"),
+        ("POST", "/queues/a/items", {"text": "x", "delay": True}, 400, "invalid_body"),
+        ("POST", "/queues", {"name": "x", "max_items": "1_000"}, 400, "invalid_body"),
         ("PUT", "/status", {"status": "sideways"}, 400, "invalid_status"),
         ("PUT", "/status", {"status": "down"}, 400, "invalid_status"),
         ("PATCH", "/status", {"status": "up"}, 405, "method_not_allowed"),

@@ -165,7 +165,7 @@ class Call:
         if self.request.content_type != "application/json":
             raise ApiError(415, "not_json", "the body must be application/json")
         try:
-            return model.model_validate_json(self._body)
+            return model.model_validate_json(self._body, strict=True)
         except ValidationError as error:
             raise ApiError(400, "invalid_body", problems(error)) from None
 
