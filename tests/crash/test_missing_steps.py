@@ -72,6 +72,7 @@ UNSEEN_IN = {
     "journal/files.py Disk": DISK,
     "journal/files.py make_directory": DISK,
     "journal/files.py rename_durably": DISK,
+    "journal/files.py replacing": "what it writes is no part of a queue",
     "journal/files.py sync_path": DISK,
     "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
