@@ -27,12 +27,14 @@ COMPILED = $(shell grep -rl --include='test_*.py' 'mark\.compiled' tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
+.PHONY: help setup everything serve check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 
 setup: $(STAMPS)/dev ## install everything a developer needs into .venv
+
+everything: $(STAMPS)/dev $(STAMPS)/node $(HOT)/stamp ## install and compile all that `make check` and `make test` need; faster with --jobs=2
 
 serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
 	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
@@ -96,6 +98,7 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV) || { scripts/install-debian python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
+# What else is to be installed waits for this: only one pip at a time may change .venv.
 $(STAMPS)/build: $(STAMPS)/venv $(PINS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
 	@touch $@
@@ -108,11 +111,11 @@ $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STA
 	@mkdir -p $(HOT) && touch -r $(STAMPS)/compiling $@
 
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
-$(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
+$(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,spark]'
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS)
+$(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@ $(STAMPS)/test $(STAMPS)/build
 
