@@ -441,10 +441,10 @@ def end_reserved(
         if queue is None:
             answer(0, None)
         elif isinstance(request, Release) and request.owner:
-            _check_release(queue, request)
+            _check_release(context, queue, request)
             _OwnerRelease(requester, queue, request, answer, refuse).begin()
         else:
-            answer(_applied(queue, request), queue)
+            answer(_applied(context, queue, request), queue)
     except KestrelError as error:
         refuse(error)
 
@@ -463,7 +463,9 @@ def _existing(context: ServerContext, name: str) -> Queue | None:
     return queue
 
 
-def _applied(queue: Queue, request: Finish | Release | Extend | Retire) -> int:
+def _applied(
+    context: ServerContext, queue: Queue, request: Finish | Release | Extend | Retire
+) -> int:
     """Do what a request says; return of how many reads or tags."""
     match request:
         case Finish(tag=tag) if tag:
@@ -473,7 +475,7 @@ def _applied(queue: Queue, request: Finish | Release | Extend | Retire) -> int:
             queue.confirm_all(xids)
             return len(xids)
         case Release():
-            _check_release(queue, request)
+            _check_release(context, queue, request)
             return _release(queue, request, _named(queue, request))
         case Extend():
             return queue.extend_leases(_named(queue, request), request.milliseconds / 1000)
@@ -488,10 +490,19 @@ def _named(queue: Queue, request: Release | Extend) -> Sequence[int]:
     return queue.find_reserved(request.reads)
 
 
-def _check_release(queue: Queue, request: Release) -> None:
-    """Raise NoDeadLetterQueue if reads cannot be released as a request says."""
-    if request.dead and queue.config.dead_letter_queue is None:
-        raise NoDeadLetterQueue(f"queue {queue.name} has no dead_letter_queue")
+def _check_release(context: ServerContext, queue: Queue, request: Release) -> None:
+    """Check that reads can be released as a request says.
+
+    Raises:
+        NoDeadLetterQueue: there is no queue for dead letters.
+        QueueUnavailable: it is still loading. Otherwise the items would go back to their own queue,
+            for every reader, though the client was told that they were released.
+    """
+    if request.dead:
+        target = queue.config.dead_letter_queue
+        if target is None:
+            raise NoDeadLetterQueue(f"queue {queue.name} has no dead_letter_queue")
+        context.collection.loading.check(context.collection.leaves(target))
 
 
 def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
