@@ -117,7 +117,8 @@ class Notes:
         perhaps: items that somebody asked to be finished.
         buried: the number of the delivery after which an item became a dead letter, if that was
             answered.
-        perhaps_buried: items that somebody asked to be dead letters.
+        perhaps_buried: after which deliveries of an item somebody asked that it becomes a dead
+            letter.
         problems: what must not be.
     """
 
@@ -130,7 +131,7 @@ class Notes:
     finished: dict[bytes, int] = field(default_factory=dict)
     perhaps: set[bytes] = field(default_factory=set)
     buried: dict[bytes, int] = field(default_factory=dict)
-    perhaps_buried: set[bytes] = field(default_factory=set)
+    perhaps_buried: defaultdict[bytes, set[int]] = field(default_factory=lambda: defaultdict(set))
     problems: list[str] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
@@ -227,7 +228,8 @@ def end_reads(
                 notes.uncounted.update(everything.keys())
             wire.count("release", names + b" uncounted")
         case "dead":
-            notes.perhaps_buried.update(everything)
+            for data, number in everything.items():
+                notes.perhaps_buried[data].add(number)
             if wire.count("release", names + b" dead") == len(reads):
                 notes.buried.update(everything)
         case "extend":
@@ -363,7 +365,8 @@ class Outcome:
         for one in self.dead:
             numbers, count = notes.deliveries[one.data], one.number - 1
             assert count >= MOST or one.data in notes.perhaps_buried, "it was not dead"
-            is_asked = one.data in notes.perhaps_buried and one.data not in notes.buried
+            asked = notes.perhaps_buried.get(one.data, set())
+            is_asked = count in asked and count != notes.buried.get(one.data)
             if count < len(numbers) - notes.uncounted[one.data]:
                 assert is_asked or count >= MOST, "a count is too low"
                 in_both += 1
