@@ -49,9 +49,13 @@ def open_view(file: SpoolFile, end: int | None = None, *, begin: int | None = No
     Raises:
         JournalError: the file is gone, or shorter than when it was listed.
         StorageError: the store cannot be reached, or refuses.
+        OSError: it cannot be read, or is no regular file.
     """
     size = file.size if end is None else end
     if size == 0:
+        if file.location is None:
+            with contextlib.suppress(JournalError):  # an empty one that is gone lacks nothing
+                _opened(file.path, file.inode).close()
         return FileView(b"", 0)
     first = max(0, min(file.begin if begin is None else begin, size - ENDS))
     parts = [(0, size)] if first <= ENDS else [(0, ENDS), (first, size)]
