@@ -278,7 +278,7 @@ def _read(file: Path, now: int) -> Iterator[export_rows.ExportRow]:
     source = nullcontext(standard_input()) if file == Path("-") else file.open("rb")
     with source as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
+            if not export_rows.is_empty(line):
                 yield export_rows.from_json(line, number, now)
 
 

@@ -115,6 +115,11 @@ def from_json(line: str | bytes, number: int, now: int, queue: str | None = None
         raise JournalError(f"line {number}: not a row of an export: {error}") from None
 
 
+def is_empty(line: object) -> bool:
+    """Whether a line has nothing but white space; what is no text is for `from_json` to refuse."""
+    return isinstance(line, str | bytes) and not line.strip()
+
+
 def _object(line: str | bytes) -> dict[str, Any]:
     """Return the JSON object in a line. Raises ValueError, TypeError: there is none."""
     try:
@@ -176,7 +181,7 @@ def live_rows(
     first line.
     """
     for number, line in enumerate(lines, first):
-        if not line.strip():
+        if is_empty(line):
             continue
         row = from_json(line, number, 0, queue)
         if row.expiry and row.expiry <= now():

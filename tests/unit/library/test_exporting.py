@@ -116,5 +116,6 @@ def test_an_import_keeps_times_and_says_where_it_stopped(tmp_path: Path) -> None
         queue.flush()
         assert queue.import_items(['{"data": "x", "expiry": 9223372036854775807}']) == 1
         assert [item.expiry for item in queue.browse()] == [9223372036854775807]
-        with pytest.raises(ImportStopped, match="line 1: not a row"):
-            queue.import_items(["wrong"])
+        for wrong in ("wrong", None):
+            with pytest.raises(ImportStopped, match="line 1: not a row"):
+                queue.import_items([wrong])  # type: ignore[list-item]
