@@ -282,3 +282,15 @@ def test_nobody_gets_a_place_in_time(sockets: Path) -> None:
             ) as client,
         ):
             client.get("work")
+
+
+def test_nothing_is_announced_before_every_listener_is_bound(tmp_path: Path) -> None:
+    """A server that cannot have its last listener says which, and printed no other."""
+    path = tmp_path / "taken"
+    path.write_text("mine")
+    with (
+        pytest.raises(RuntimeError, match=f"admin cannot listen on unix:{path}: ") as failure,
+        running_server(tmp_path / "queues", "--admin-path", str(path)),
+    ):
+        pass
+    assert "listening on" not in str(failure.value)

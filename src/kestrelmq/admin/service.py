@@ -46,7 +46,7 @@ class AdminService:
         """Listen as the configuration says; return where, which is nowhere if it is turned off.
 
         Raises:
-            OSError: an endpoint cannot be used.
+            CannotListen: an endpoint cannot be used.
         """
         config = context.config
         wanted = endpoints(config, "admin")

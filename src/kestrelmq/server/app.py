@@ -40,7 +40,7 @@ from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
 from kestrelmq.server.silence import SilenceWatch
-from kestrelmq.server.sockets import Endpoint, TcpEndpoint, endpoints
+from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.thrift_reads import ThriftOpenReads
@@ -177,6 +177,9 @@ class Server:
         membership = self._join(context)
         gc.freeze()
         self._log_start()
+        for name, found in self._endpoints.items():
+            for endpoint in found:
+                self._announce(f"{name} listening on {endpoint}")
         self._announce("ready")
         tasks = [asyncio.create_task(kept_running(task)) for task in self._background()]
         if not loaded.is_set():
@@ -267,13 +270,11 @@ class Server:
         self._listeners.append(listener)
         try:
             bound = listener.open(endpoint, self._config.connection_backlog)
-        except OSError as error:
-            raise KestrelError(
-                f"{protocol} cannot listen on {endpoint}: {error.strerror or error}"
-            ) from error
+        except CannotListen as error:
+            raise KestrelError(f"{protocol} {error}") from error
         if isinstance(bound, TcpEndpoint):
             self._ports[protocol] = bound.port
-        self._listens(protocol, bound)
+        self._endpoints.setdefault(protocol, []).append(str(bound))
 
     def _join(self, context: ServerContext) -> ServerSetMembership | None:
         """Announce the server in ZooKeeper, if that is configured."""
@@ -290,17 +291,10 @@ class Server:
         for service in self._services:
             try:
                 bound = await service.open(context)
-            except OSError as error:
-                raise KestrelError(
-                    f"{service.name} cannot listen: {error.strerror or error}"
-                ) from error
-            for endpoint in bound:
-                self._listens(service.name, endpoint)
-
-    def _listens(self, name: str, endpoint: Endpoint) -> None:
-        """Announce a listener."""
-        self._endpoints.setdefault(name, []).append(str(endpoint))
-        self._announce(f"{name} listening on {endpoint}")
+            except CannotListen as error:
+                raise KestrelError(f"{service.name} {error}") from error
+            if bound:
+                self._endpoints[service.name] = [str(endpoint) for endpoint in bound]
 
     def _log_start(self) -> None:
         """Log what started, and where."""

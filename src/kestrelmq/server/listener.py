@@ -75,7 +75,7 @@ class Listener:
         """Listen; return the endpoint with the port that it got.
 
         Raises:
-            OSError: the endpoint cannot be used.
+            CannotListen: the endpoint cannot be used.
         """
         self._listening = listening = ListeningSocket(endpoint, backlog)
         asyncio.get_running_loop().add_reader(listening.socket, self._accept)

@@ -24,7 +24,7 @@ class Service(Protocol):
         """Open; return where it listens, which is nowhere when it is turned off.
 
         Raises:
-            OSError: an endpoint cannot be used.
+            CannotListen: an endpoint cannot be used.
         """
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.config import ServerConfig
+from kestrelmq.errors import KestrelError
 from kestrelmq.journal.files import lock_directory
 
 UNIX: Final = "unix"
@@ -77,6 +78,10 @@ def endpoints(config: ServerConfig, listener: str) -> list[Endpoint]:
     return found
 
 
+class CannotListen(KestrelError):  # noqa: N818 # says what it is
+    """A server cannot listen at an endpoint; the message says where, and why not."""
+
+
 class ListeningSocket:
     """A socket that listens and does not block.
 
@@ -93,17 +98,20 @@ class ListeningSocket:
             backlog: how many connections may wait to be accepted.
 
         Raises:
-            OSError: the endpoint cannot be used.
+            CannotListen: the endpoint cannot be used.
         """
         self._identity = (0, 0)
-        if isinstance(endpoint, TcpEndpoint):
-            self.socket = _listen_on_port(endpoint, backlog)
-            host, port, *_ = self.socket.getsockname()
-            self.endpoint: Endpoint = TcpEndpoint(host, port)
-        else:
-            self.socket = _listen_on_path(endpoint, backlog)
-            self.endpoint = endpoint
-            self._identity = _identity(endpoint.path)
+        try:
+            if isinstance(endpoint, TcpEndpoint):
+                self.socket = _listen_on_port(endpoint, backlog)
+                host, port, *_ = self.socket.getsockname()
+                self.endpoint: Endpoint = TcpEndpoint(host, port)
+            else:
+                self.socket = _listen_on_path(endpoint, backlog)
+                self.endpoint = endpoint
+                self._identity = _identity(endpoint.path)
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {endpoint}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Stop listening; a Unix socket is removed."""
