@@ -337,7 +337,8 @@ def retire(queue: bytes, name: str, epoch: int) -> Command[int]:
 def _ending(verb: str, answer: str, queue: bytes, which: Reads, *words: str) -> Command[int]:
     """Return a command about reads; for many, it consists of several requests."""
     if bool(which.reads) + bool(which.tag) + bool(which.owner) != 1:
-        raise InvalidRequest(f"{verb} takes reads, or a tag or an owner")
+        others = "a tag or an owner" if verb == "release" else "a tag"
+        raise InvalidRequest(f"{verb} takes either reads, or {others}")
     named = list(which.reads) or [f"tag={which.tag}" if which.tag else f"owner={which.owner}"]
     batches = [named[at : at + READS_AT_ONCE] for at in range(0, len(named), READS_AT_ONCE)]
     request = b"".join(wire.queue_request(verb, queue, *words, *batch) for batch in batches)

@@ -329,8 +329,8 @@ class Departures:
     def _log_set_aside(self, origin: Origin, target: str, problem: str) -> None:
         self._log_now_and_then(
             origin,
-            f"expired items cannot go to {target}: {problem}; they are set aside "
-            f"({len(origin.reads.aside)} so far) and tried again",
+            f"expired items cannot go to {target}: {problem}; they are set aside, and tried again "
+            "with every sweep",
         )
 
     # --- small items ---

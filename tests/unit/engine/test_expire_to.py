@@ -122,6 +122,7 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     lines = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
     assert len(lines) == 1
     assert "cannot be loaded" in lines[0]
+    assert lines[0].endswith("; they are set aside, and tried again with every sweep")
     spool.close()
 
 
