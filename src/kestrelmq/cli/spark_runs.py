@@ -94,7 +94,7 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
             raise KestrelError(error_line(error)) from error
         except Py4JJavaError as error:
             # An error inside Spark itself, such as a full disk or a name that is too long.
-            raise KestrelError(_root_cause(error.java_exception)) from error
+            raise KestrelError(root_cause(error.java_exception)) from error
         except (OSError, ValueError) as error:
             if isinstance(error, KestrelError):
                 raise
@@ -147,16 +147,20 @@ def error_line(error: Exception) -> str:
         found: list[str] = pattern.findall(text)
         if found:
             return found[-1]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return _first_line(text) or type(error).__name__
 
 
-def _root_cause(error: Any) -> str:
-    """Return the message of the root cause of a Java exception."""
+def root_cause(error: Any) -> str:
+    """Return the line of a Java exception's root cause that says what is wrong."""
     cause = error.getCause()
     while cause is not None:
         error, cause = cause, cause.getCause()
-    return str(error.getMessage() or error.toString())
+    return _first_line(str(error.getMessage() or "")) or str(error.toString())
+
+
+def _first_line(text: str) -> str:
+    """Return the first line that is not blank; Spark's messages may have stack traces behind it."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 @contextlib.contextmanager

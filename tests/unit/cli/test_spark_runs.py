@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from kestrelmq.cli.spark_runs import interrupts_held_back
+from kestrelmq.cli.spark_runs import interrupts_held_back, root_cause
 
 
 def test_an_interrupt_waits_until_spark_has_started() -> None:
@@ -18,3 +18,29 @@ def test_an_interrupt_waits_until_spark_has_started() -> None:
     with interrupts_held_back():
         pass
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class JavaError:
+    """An exception of Java, as py4j shows it."""
+
+    def __init__(self, message: str | None, cause: "JavaError | None" = None) -> None:
+        self.getMessage = lambda: message
+        self.getCause = lambda: cause
+        self.toString = lambda: "java.lang.Exception"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (JavaError("job aborted", JavaError("no room\nmore")), "no room"),
+        (
+            JavaError("\nthe context was stopped.\n\na.b.C.d(C.java:1)\n"),
+            "the context was stopped.",
+        ),
+        (JavaError(None), "java.lang.Exception"),
+        (JavaError(" \n"), "java.lang.Exception"),
+    ],
+)
+def test_an_error_of_java_is_one_line(error: JavaError, line: str) -> None:
+    """Without the stack traces that Spark puts into some messages."""
+    assert root_cause(error) == line
