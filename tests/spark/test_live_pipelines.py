@@ -80,6 +80,19 @@ def test_archive_drains_queues_and_restore_brings_them_back(
     assert client.get("2") == b"a number for a name"
 
 
+def test_an_archive_without_rows_restores_nothing(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Of a queue that was empty, or ended before the first batch was committed."""
+    table, cluster = tmp_path / "table", ClusterOptions(server.address)
+    assert not client.exists("one")
+    assert run(spark, ArchiveOptions(cluster, ["one"], str(table))) == []
+    (table / "_spark_metadata").mkdir(exist_ok=True)
+    assert read_archive(spark, str(table)).isEmpty()
+    assert restore(spark, str(table), str(tmp_path / "spool"), since="2026-01-31") == 0
+    assert restore_live(spark, str(table), cluster) == 0
+
+
 def test_restore_of_a_time_range_to_another_queue(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:

@@ -191,7 +191,7 @@ def archive(
     output = located(options.output, options.storage, "output")
     checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = options.choice()
-    if every is None and not _is_begun(output):
+    if every is None and not is_begun(output):
         _check_readable(options.cluster, choice, creates=options.child is not None)
     sources: list[tuple[Path | Location, QueueChoice]]
     if isinstance(output, Location):
@@ -369,8 +369,8 @@ def _read(
     )
 
 
-def _is_begun(output: str | Location) -> bool:
-    """Whether there is an archive already."""
+def is_begun(output: str | Location) -> bool:
+    """Whether there is an archive, perhaps one without rows."""
     place = output if isinstance(output, Location) else Path(output)
     return any((place / mark).exists() for mark in (STAGING, JOURNALS))
 

@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.spark.journal_writer import check_not_served
+from kestrelmq.spark.pipelines.archive import is_begun, read_archive
 from kestrelmq.spark.queue_source import QUEUE_SCHEMA
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
 from kestrelmq.spark.storage import Location, located
@@ -110,6 +111,8 @@ def _in_ms(name: str, time: datetime | int | str) -> int:
 
 def read_items(spark: SparkSession, source: str | Location) -> DataFrame:
     """Return the rows of a table of items."""
+    if is_begun(source):
+        return read_archive(spark, source)
     if _is_without_rows(source):
         return spark.createDataFrame([], QUEUE_SCHEMA)
     guessed = read_parquet(spark, source).schema
