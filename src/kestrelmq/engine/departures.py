@@ -189,27 +189,33 @@ class Departures:
         origin.confirm(xid)
         return True
 
-    def bury_heads(self, origin: Origin) -> bool:
-        """Move items at the head that were delivered `max_deliveries` times before a restart.
+    def has_dead_head(self, origin: Origin) -> bool:
+        """Whether the head, if it is in memory, was delivered `max_deliveries` times."""
+        memory, config = origin.backlog.memory, origin.config
+        return (
+            len(memory) > 0
+            and config.dead_letter_queue is not None
+            and _is_dead(config, item_deliveries(memory[0]))
+        )
+
+    def bury_head(self, origin: Origin) -> bool:
+        """Move the head if it was delivered `max_deliveries` times before a restart.
 
         Returns:
-            False if one of them stays at the head, because the dead-letter queue cannot take it.
+            False if it stays, also because the dead-letter queue cannot take it.
         """
-        backlog, config = origin.backlog, origin.config
-        while backlog.memory:
-            deliveries, target = item_deliveries(backlog.memory[0]), config.dead_letter_queue
-            if target is None or not _is_dead(config, deliveries):
-                break
-            record = backlog.take()
-            departure = Departure(target, deliveries, "the server was stopped")
-            if self._is_large(record):
-                has_gone = self._begin_burying(origin, None, record, departure)
-            elif has_gone := self._bury_now(origin, record, departure):
-                origin.drop_taken(record)
-            if not has_gone:
-                backlog.put_back(record)
-                return False
-        return True
+        target = origin.config.dead_letter_queue
+        if target is None or not self.has_dead_head(origin):
+            return False
+        record = origin.backlog.take()
+        departure = Departure(target, item_deliveries(record), "the server was stopped")
+        if self._is_large(record):
+            has_gone = self._begin_burying(origin, None, record, departure)
+        elif has_gone := self._bury_now(origin, record, departure):
+            origin.drop_taken(record)
+        if not has_gone:
+            origin.backlog.put_back(record)
+        return has_gone
 
     def _bury_now(self, origin: Origin, record: bytes, departure: Departure) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""

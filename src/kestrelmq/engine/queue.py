@@ -128,6 +128,8 @@ _DISCARDED_BYTES: Final = 16 << 20
 """Bytes of such items, after which no more are dropped: they may have to be read from disk."""
 _EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
+_BURIED_AT_ONCE: Final = 100
+"""Dead letters that a restart left, which are moved before others are served."""
 RESERVED_MEMORY: Final = 4 << 20
 """Bytes of memory that the reserved items of a queue may always take."""
 MAX_TAGS: Final = 10_000
@@ -262,8 +264,9 @@ class Queue(Committable):
         # `_is_suspect`.
         self._closed = self._stays_in_memory = self._was_suspect = False
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
-        # reads were open when the server stopped.
+        # reads were open when the server stopped. And how many items were behind those.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
+        self._behind_given_back = len(self.backlog) - len(given_back)
         self.paused = Paused.NOTHING
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = (
@@ -1438,22 +1441,27 @@ class Queue(Committable):
         backlog = self.backlog
         if not backlog.memory and backlog.behind is not None:
             return False
+        if self._must_bury and self._departures.has_dead_head(self):
+            return False
         if not self._expiring or len(backlog) <= _EXPIRED_AT_ONCE:
             return True
         return bool(backlog.memory) and not self._is_expired(backlog.memory[0], self._clock.now())
 
     def settle(self) -> bool:
-        """Prepare a read a bit: read the head back, and drop or move some expired items before it.
+        """Prepare a read a bit: read the head back, and drop or move some items before it.
 
-        A read does so at once, which may take long if they are many, or if the head is large and on
-        disk. Whoever can wait calls this first, and lets others be served in between.
+        Those have expired, or are dead letters that a restart left. A read does so at once, which
+        may take long if they are many, or if the head is large and on disk. Whoever can wait calls
+        this first, and lets others be served in between.
 
         Returns:
             False if there may be more to do. Raises as `remove`.
         """
         if not self.backlog.memory and self.backlog.behind is not None and not self._reads_head():
             return False
-        return self.discard_expired(_EXPIRED_AT_ONCE) < _EXPIRED_AT_ONCE
+        if self.discard_expired(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE:
+            return False
+        return not self._must_bury or self._bury_heads(self._buried_at_once)
 
     def _reads_head(self) -> bool:
         """Read the head back, a large one by a thread; return False while that does so."""
@@ -1734,11 +1742,36 @@ class Queue(Committable):
 
     # --- items that go to another queue: see `departures` ---
 
-    def _bury_heads(self) -> None:
-        """Move the dead letters that a restart left at the head."""
-        if self._departures.bury_heads(self):
-            self._may_have_dead_head = False
-            self._set_needs_checks()
+    def _bury_heads(self, most: int | None = None) -> bool:
+        """Move the dead letters that a restart left at the head, at most `most`.
+
+        One that is behind an item which stays has its turn when that was taken. Items that nobody
+        has read since the queue was loaded are left alone, however often they were delivered: they
+        may be dead letters of other queues.
+
+        Returns:
+            False if there may be more.
+        """
+        backlog, count = self.backlog, 0
+        while len(backlog) - backlog.total_items > self._behind_given_back:
+            if count == most:
+                return False
+            if not (backlog.memory or self._read_back()) or not self._departures.bury_head(self):
+                return True
+            count += 1
+        self._may_have_dead_head = False
+        self._set_needs_checks()
+        return True
+
+    @property
+    def _must_bury(self) -> bool:
+        """Whether a read must move such dead letters first."""
+        return self._may_have_dead_head and not self._limits.reads_paused
+
+    @property
+    def _buried_at_once(self) -> int:
+        """How many dead letters to move at once; each is synced if the journal is."""
+        return _BURIED_AT_ONCE if self._sync_period is None else 1
 
     def put_aside(self, record: bytes) -> int:
         """Set `record`, which was the head, aside; return the xid of its read."""
@@ -2395,7 +2428,7 @@ class Queue(Committable):
         """
         return (
             bool(self.reads.aside)
-            or self._may_have_dead_head
+            or (self._may_have_dead_head and self._departures.has_dead_head(self))
             or self._has_excess
             or self._is_blocked
         )
@@ -2415,8 +2448,10 @@ class Queue(Committable):
             if self.config.discard_old_when_full:
                 self._make_room(0, added=0)
             yield
-        if self._may_have_dead_head:
-            self._bury_heads()
+        while self._may_have_dead_head and not self._closed:
+            if self._bury_heads(self._buried_at_once):
+                break
+            yield
         yield from self.expiring(self.config.max_expire_sweep)
 
     def expiring(self, limit: int | None = None) -> Generator[None, None, int]:

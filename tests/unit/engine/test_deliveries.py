@@ -297,6 +297,87 @@ def test_a_dead_item_stays_until_its_queue_has_room(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_dead_item_behind_one_that_is_not(tmp_path: Path) -> None:
+    """After a restart, too, it is not delivered once more."""
+    spool = Spool(tmp_path, max_deliveries=2)
+    spool.add(b"a", b"bad", b"c")
+    spool.open_read()
+    assert spool.fail() == b"bad"
+    spool.open_read()
+    spool.kill()
+    assert counts(spool) == [1, 2, 0]
+    spool.collection.tick()
+    assert spool.queue().rests_until > spool.clock.now()
+    assert (spool.drain(), spool.items(DEAD)) == ([b"a", b"c"], [b"bad"])
+    assert counts(spool, DEAD) == [2]
+    spool.close()
+
+
+def test_dead_items_that_are_on_disk_only(tmp_path: Path) -> None:
+    """They are read back and moved, as those in memory are."""
+    spool = Spool(tmp_path, max_deliveries=1)
+    spool.add(b"bad", b"worse", b"good")
+    for _ in range(2):
+        spool.open_read()
+    spool.kill()
+    jobs = spool.config.queues["jobs"].model_copy(update={"max_memory_size": 1})
+    spool.reload(spool.config.model_copy(update={"queues": {"jobs": jobs}}))
+    assert spool.queue().memory_items == 1
+    assert spool.take() == b"good"
+    assert spool.items(DEAD) == [b"bad", b"worse"]
+    spool.close()
+
+
+def test_a_dead_letter_that_nobody_has_read(tmp_path: Path) -> None:
+    """A restart does not move it on to the next queue, however often it was delivered before."""
+    dead = QueueConfig(max_deliveries=2, dead_letter_queue="grave")
+    spool = Spool(tmp_path, dead)
+    spool.add(b"bad", b"worse", b"worst")
+    for _ in range(9):
+        spool.fail()
+    spool.open_read(DEAD)
+    spool.kill()
+    spool.collection.sweep()
+    spool.commit()
+    assert spool.items(DEAD) == [b"worse", b"worst"]
+    assert (spool.items("grave"), counts(spool, "grave")) == ([b"bad"], [4])
+    spool.close()
+
+
+def test_very_many_dead_items_move_in_pieces(tmp_path: Path) -> None:
+    """Others are served in between."""
+    spool = Spool(tmp_path, max_deliveries=1)
+    items = [b"%d" % number for number in range(350)]
+    spool.add(*items)
+    for _ in items:
+        spool.open_read()
+    spool.kill()
+    jobs = spool.queue()
+    assert not jobs.is_settled
+    assert not jobs.settle()
+    spool.commit()
+    assert len(spool.items(DEAD)) == 100
+    pieces = sum(1 for _ in spool.collection.sweeping())
+    spool.commit()
+    assert pieces > 2
+    assert spool.items(DEAD) == items
+    assert (jobs.is_settled, jobs.settle()) == (True, True)
+    spool.close()
+
+
+def test_synced_dead_items_move_one_by_one(tmp_path: Path) -> None:
+    """Each has to wait for the disk."""
+    spool = Spool(tmp_path, max_deliveries=1, sync_journal=0)
+    spool.add(b"a", b"b")
+    for _ in range(2):
+        spool.open_read()
+    spool.kill()
+    assert not spool.queue().settle()
+    spool.commit()
+    assert spool.items(DEAD) == [b"a"]
+    spool.close()
+
+
 def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> None:
     """A reader of the dead-letter queue that reads the other, too, finds nothing there just then.
 
