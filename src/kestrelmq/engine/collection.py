@@ -928,7 +928,7 @@ class QueueCollection:
         if isinstance(queue.journal, FileJournal):
             if not config.keep_journal:
                 return (yield from end_journal(queue, config.max_memory_size))
-        elif _is_journaled(config):
+        elif _is_journaled(config) or (config.keep_journal and _has_items(queue)):
             after = self.deletions.newest(queue.name)
             return (yield from begin_journal(queue, self._directory, self._clock, config, after))
         return None
@@ -943,13 +943,7 @@ class QueueCollection:
 
         Fanout-only queues keep nothing, and so are not journaled.
         """
-        if (
-            not queue.is_draining
-            or queue.is_closed
-            or len(queue)
-            or queue.open
-            or queue.delayed_items
-        ):
+        if not queue.is_draining or queue.is_closed or _has_items(queue):
             return
         failure = yield from end_journal(queue, queue.config.max_memory_size)
         if failure is not None:
@@ -1056,6 +1050,11 @@ def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:
 
 def _is_journaled(config: QueueConfig) -> bool:
     return config.keep_journal and not config.fanout_only
+
+
+def _has_items(queue: Queue) -> bool:
+    """Whether a queue has items: such that wait, are delayed, or that readers have."""
+    return bool(len(queue) or queue.open or queue.delayed_items)
 
 
 def _are_logged(_refused: list[str]) -> None:

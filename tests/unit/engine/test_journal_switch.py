@@ -213,6 +213,20 @@ def test_the_journal_of_a_drained_queue_is_removed_once(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_fanout_only_queue_that_has_items_gets_a_journal(tmp_path: Path, *, waits: bool) -> None:
+    """If it is to keep one from now on."""
+    spool = Spool(tmp_path, keep_journal=False)
+    spool.add(b"x")
+    if not waits:
+        spool.open_read()
+    spool.change(keep_journal=True, fanout_only=True)
+    spool.end()
+    assert spool.queue().is_draining
+    spool.close()
+    assert items_on_disk(tmp_path, fanout_only=True) == [b"x"]
+
+
 def test_a_drained_queue_whose_journal_cannot_be_removed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
