@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.journal.records import ADDX_HEADER, item_deliveries
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
@@ -40,16 +40,28 @@ _ID_BITS: Final = 53
 
 
 class _OpenRead(NamedTuple):
-    """An open read; `order` is larger for later reads."""
+    """An open read.
+
+    Attributes:
+        order: a number that is larger for later reads.
+        queue: the queue.
+        xid: the read's xid.
+        deliveries: how often the item was handed out before.
+    """
 
     order: int
     queue: Queue
     xid: int
+    deliveries: int
 
     @property
     def is_open(self) -> bool:
-        # A queue reuses an xid only after 2^31 others; the id is forgotten long before that.
-        return self.xid in self.queue.open
+        # An item that was open while the journal was packed keeps its xid, also for its next
+        # reader; but it was handed out once more by then. Another item gets the xid only after 2^31
+        # others, and the id is forgotten long before that. (To keep the item here, and compare it,
+        # would keep large ones in memory that were taken long ago.)
+        record = self.queue.open.get(self.xid)
+        return record is not None and item_deliveries(record) == self.deliveries
 
 
 class ThriftOpenReads:
@@ -77,7 +89,8 @@ class ThriftOpenReads:
         while not identity or identity in self._reads:
             identity = secrets.randbits(_ID_BITS)
         self._order += 1
-        self._reads[identity] = _OpenRead(self._order, queue, xid)
+        deliveries = item_deliveries(queue.open[xid])
+        self._reads[identity] = _OpenRead(self._order, queue, xid, deliveries)
         return identity
 
     def is_open(self, identity: int) -> bool:

@@ -1,5 +1,7 @@
 """Which open reads thrift clients may end."""
 
+from pathlib import Path
+
 import pytest
 
 from kestrelmq.config import QueueConfig
@@ -7,6 +9,7 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.testing.clock import FakeClock
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 
@@ -65,6 +68,26 @@ def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftOpenReads) -> Non
     queue.unremove(xid)
     assert not reads.is_open(identity)
     assert reads.take("q", (identity,)) is None
+
+
+def test_an_item_that_keeps_its_xid_is_not_taken_from_its_next_reader(
+    tmp_path: Path, reads: ThriftOpenReads
+) -> None:
+    """It was open while the journal was packed, and so is opened under the same xid again."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(b"x")
+    xid = spool.open_read()
+    identity = reads.add(spool.queue(), xid)
+    upkeep = spool.queue()._upkeep
+    assert upkeep is not None
+    upkeep._rewrite()
+    assert spool.queue().unremove(xid)
+    assert spool.open_read() == xid
+    other = reads.add(spool.queue(), xid)
+    assert not reads.is_open(identity)
+    assert reads.take("jobs", (identity,)) is None
+    assert reads.take("jobs", (other,)) == (spool.queue(), [xid])
+    spool.close()
 
 
 def test_a_new_queue_of_the_same_name_begins_without_reads(reads: ThriftOpenReads) -> None:
