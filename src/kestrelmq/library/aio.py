@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from kestrelmq.library.items import (
     Item,
     adding,
     check_held,
+    confirming,
     exported,
     extending,
     finishing,
@@ -240,7 +241,7 @@ class AsyncPersistentQueue:
 
     async def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
-        return await self._change(lambda queue: queue.confirm(xid, kept=True))
+        return await self._change(confirming(xid))
 
     async def release(
         self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
@@ -259,7 +260,7 @@ class AsyncPersistentQueue:
         if item is None:
             yield None
             return
-        held = AsyncHeldItem(self, item)
+        held = AsyncHeldItem(item, self._change)
         try:
             yield held
         except BaseException:
@@ -615,23 +616,27 @@ def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None)
 class AsyncHeldItem(Held):
     """An item that `reserve` holds during its block."""
 
-    def __init__(self, queue: AsyncPersistentQueue, item: Item) -> None:
+    def __init__(
+        self, item: Item, change: Callable[[Callable[[Queue], bool]], Awaitable[bool]]
+    ) -> None:
+        """Hold `item`; `change` changes its queue, and returns the result."""
         super().__init__(item)
-        self._queue = queue
+        self._change = change
 
     async def finish(self) -> None:
         """Confirm the item now, as `HeldItem.finish` does."""
         self._end()
-        check_held(ended=await self._queue.confirm_remove(self.item.xid))
+        check_held(ended=await self._change(self._if_open(confirming(self.item.xid))))
 
     async def release(
         self, delay: float | None = None, *, counted: bool = True, dead: bool = False
     ) -> None:
         """Give the item back now, as `HeldItem.release` does."""
         self._end()
-        xid = self.item.xid
-        check_held(ended=await self._queue.release(xid, delay, counted=counted, dead=dead))
+        release = releasing(self.item.xid, delay, counted=counted, dead=dead)
+        check_held(ended=await self._change(self._if_open(release)))
 
     async def extend(self, seconds: float) -> bool:
         """Give the item back only `seconds` from now; False if it is not held any more."""
-        return not self.is_over and await self._queue.extend(self.item.xid, seconds)
+        extend = extending(self.item.xid, seconds)
+        return not self.is_over and await self._change(self._if_open(extend))

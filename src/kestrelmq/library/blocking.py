@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -33,6 +34,7 @@ from kestrelmq.library.items import (
     Item,
     adding,
     check_held,
+    confirming,
     exported,
     extending,
     finishing,
@@ -176,7 +178,7 @@ class BlockingQueue(ABC):
 
     def confirm_remove(self, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
-        return self._ask(lambda queue: queue.confirm(xid, kept=True), absent=False)
+        return self._ask(confirming(xid), absent=False)
 
     def release(
         self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
@@ -220,7 +222,7 @@ class BlockingQueue(ABC):
         if item is None:
             yield None
             return
-        held = HeldItem(self, item)
+        held = HeldItem(item, partial(self._ask, absent=False))
         try:
             yield held
         except BaseException:
@@ -466,9 +468,10 @@ class BlockingQueue(ABC):
 class HeldItem(Held):
     """An item that `reserve` holds during its block."""
 
-    def __init__(self, queue: BlockingQueue, item: Item) -> None:
+    def __init__(self, item: Item, ask: Callable[[Callable[[Queue], bool]], bool]) -> None:
+        """Hold `item`; `ask` changes its queue, and returns the result."""
         super().__init__(item)
-        self._queue = queue
+        self._ask = ask
 
     def finish(self) -> None:
         """Confirm the item now; an error later in the block does not bring it back.
@@ -477,19 +480,19 @@ class HeldItem(Held):
             LeaseEnded: it was given back before, or its queue deleted.
         """
         self._end()
-        check_held(ended=self._queue.confirm_remove(self.item.xid))
+        check_held(ended=self._ask(self._if_open(confirming(self.item.xid))))
 
     def release(
         self, delay: float | None = None, *, counted: bool = True, dead: bool = False
     ) -> None:
         """Give the item back now, as `BlockingQueue.release` does. Raises as `finish`."""
         self._end()
-        xid = self.item.xid
-        check_held(ended=self._queue.release(xid, delay, counted=counted, dead=dead))
+        release = releasing(self.item.xid, delay, counted=counted, dead=dead)
+        check_held(ended=self._ask(self._if_open(release)))
 
     def extend(self, seconds: float) -> bool:
         """Give the item back only `seconds` from now; False if it is not held any more."""
-        return not self.is_over and self._queue.extend(self.item.xid, seconds)
+        return not self.is_over and self._ask(self._if_open(extending(self.item.xid, seconds)))
 
 
 class PersistentQueue(BlockingQueue):

@@ -94,11 +94,31 @@ class Held:
         """How often the item was handed out before, and came back."""
         return self.item.deliveries
 
+    def _if_open(self, change: Callable[[Queue], bool]) -> Callable[[Queue], bool]:
+        """Return what does `change` to a queue if the read is still open there; False if it is not.
+
+        An item that was given back may be open again, under the same xid. It was handed out once
+        more by then.
+        """
+        item = self.item
+
+        def change_if_open(queue: Queue) -> bool:
+            record = queue.open.get(item.xid)
+            is_open = record is not None and item_deliveries(record) == item.deliveries
+            return is_open and change(queue)
+
+        return change_if_open
+
     def _end(self) -> None:
         """Take note that it is confirmed or given back now. Raises ValueError if it was before."""
         if self.is_over:
             raise ValueError("the item was confirmed or given back before")
         self.is_over = True
+
+
+def confirming(xid: int) -> Callable[[Queue], bool]:
+    """Return what confirms an open read; it returns False if that is not open."""
+    return lambda queue: queue.confirm(xid, kept=True)
 
 
 def releasing(

@@ -107,6 +107,56 @@ def test_an_item_that_was_taken_away_is_an_error(tmp_path: Path) -> None:
             held.release()
 
 
+def pack(queue: PersistentQueue | AsyncPersistentQueue) -> None:
+    """Write the journal anew, as happens now and then by itself."""
+    upkeep = queue._queue()._upkeep
+    assert upkeep is not None
+    upkeep._rewrite()
+
+
+def test_an_item_that_keeps_its_xid_is_not_taken_from_its_next_reader(tmp_path: Path) -> None:
+    """It was held while the journal was packed, and so is open under the same xid again."""
+    with filled(tmp_path) as queue:
+        held: HeldItem | None
+        for _ in range(2):
+            again = None
+            with pytest.raises(LeaseEnded), queue.reserve() as held:
+                assert held is not None
+                pack(queue)
+                assert queue.unremove(held.item.xid)
+                again = queue.remove(transaction=True)
+                assert not held.extend(PATIENCE)
+                if held.deliveries:
+                    held.release()
+            assert held is not None
+            assert again is not None
+            assert (again.xid, again.data) == (held.item.xid, b"a")
+            assert queue.unremove(again.xid)
+
+
+def test_an_item_is_not_taken_from_the_next_task_that_has_it(tmp_path: Path) -> None:
+    """As for threads."""
+
+    async def scenario() -> None:
+        async with AsyncPersistentQueue("work", tmp_path) as queue:
+            await queue.add(b"a")
+            for _ in range(2):
+                again = None
+                with pytest.raises(LeaseEnded):
+                    async with queue.reserve() as held:
+                        assert held is not None
+                        pack(queue)
+                        assert await queue.unremove(held.item.xid)
+                        again = await queue.remove(transaction=True)
+                        assert not await held.extend(PATIENCE)
+                        if held.deliveries:
+                            await held.release()
+                assert again is not None
+                assert await queue.unremove(again.xid)
+
+    asyncio.run(scenario())
+
+
 def test_a_consumer_that_stops_early_gives_its_item_back(tmp_path: Path) -> None:
     """A break and an error leave the item in the queue; max_items confirms the last."""
     with filled(tmp_path) as queue:
