@@ -449,6 +449,7 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
         case ReadOpened(xid, record, last_xid, by_reader):
             reads.end(xid)
+            reads.forget_deadline(xid)
             reads.last_xid = last_xid
             # Whoever opened it may not know yet that it has failed, and readers recognise an item
             # that they hold by its object: the next one gets the same xid.
@@ -484,6 +485,7 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
         case ReadsOpened(xids, items, last_xid):
             for xid, record in zip(reversed(xids), reversed(items), strict=True):
                 reads.end(xid)
+                reads.forget_deadline(xid)
                 backlog.put_back(another(record))
             reads.last_xid = last_xid
         case ReadsConfirmed(xids, items, reservations):
@@ -493,6 +495,7 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
             if xid in reads.aside:
                 reads.forget_aside(xid)
             reads.end(xid)
+            reads.forget_deadline(xid)
             _reopen(reads, xid, record, reservation)
         case ReadsReserved(reservation):
             reads.reservations.remove(reservation)

@@ -113,6 +113,8 @@ class OpenReads:
         else:
             records = REMOVE_TENTATIVE_RECORD
             self.last_xid = xid
+        if kept is not None:
+            self.forget_deadline(xid)
         self.put(xid, record)
         return xid, records
 
@@ -285,6 +287,10 @@ class OpenReads:
         self._last[xid] = self._sequence
         entry = (deadline, self._sequence, xid, record)
         self._deadlines.push(entry, len(self.open), self._is_awaited)
+
+    def forget_deadline(self, xid: int) -> None:
+        """Take note that the deadline of the read `xid`, if it had one, is not that of the next."""
+        self._last.pop(xid)
 
     def _is_awaited(self, entry: Deadline) -> bool:
         """Whether this is the last deadline of an open read."""

@@ -1053,3 +1053,51 @@ def test_reads_of_a_retired_epoch_come_back_in_order(tmp_path: Path) -> None:
     spool.commit()
     assert spool.items() == [b"%d" % number for number in range(9)]
     spool.close()
+
+
+def test_the_deadline_of_an_earlier_read_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """An item that was open while the journal was packed is opened under the same xid again."""
+    spool = Spool(tmp_path, open_transaction_timeout=60)
+    spool.add(b"x")
+    queue = spool.queue()
+    xid = spool.open_read()
+    assert queue._upkeep is not None
+    queue._upkeep._rewrite()
+    assert queue.unremove(xid)
+    spool.commit()
+    assert [one for one, _ in spool.reads()] == [xid]
+    spool.pass_time(10)
+    assert (spool.items(), queue.open_reads) == ([b"x"], 0)
+    spool.close()
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_deadline_of_a_read_that_was_not_written(tmp_path: Path, most: int) -> None:
+    """The next read has the same xid, but not the deadline."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = Spool(disk.path, disk, open_transaction_timeout=60)
+    spool.add(b"a", b"b")
+    queue = spool.queue()
+    if most == 1:
+        queue.open_read()
+    else:
+        assert len(queue.open_next(most, 100)) == most
+    failing(spool, disk)
+    assert [xid for xid, _ in spool.reads(most)] == list(range(1, most + 1))
+    spool.pass_time(10)
+    assert (spool.items(), queue.open_reads) == ([b"a", b"b"], 0)
+    spool.close()
+
+
+def test_a_delayed_release_that_was_not_written(broken: tuple[Spool, CrashingDirectory]) -> None:
+    """The lease ends when it would have, and not when the delay would have been over."""
+    spool, disk = broken
+    spool.add(b"x")
+    queue = spool.queue()
+    reads = spool.reads()
+    queue.give_back(spool.found(reads), delay=60)
+    failing(spool, disk)
+    assert spool.found(reads)
+    spool.pass_time(10)
+    assert (spool.items(), queue.open_reads) == ([b"x"], 0)
+    spool.close()
