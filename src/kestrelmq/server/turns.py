@@ -113,17 +113,21 @@ class SyncThread(TurnConnection):
         self._ended: deque[tuple[Done, BaseException | None]] = deque()
         self._runner: threading.Thread | None = None
         self._reader = self._writer = -1
+        self._is_closed = False
 
     def run(self, job: Job, done: Done) -> None:
         """Run `job` in the thread; call `done` with its exception in a later turn.
 
-        If the system has no room for the thread, `done` is called at once.
+        If the system has no room for the thread, `done` is called at once. Nothing is run once this
+        is closed: a thread that starts then would never end, and neither would the process.
         """
+        if self._is_closed:
+            return
         if self._runner is None:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:
-                self.close()
+                self._close_pipe()
                 done(error)
                 return
         self._jobs.put((job, done))
@@ -163,12 +167,16 @@ class SyncThread(TurnConnection):
         self.on_input()
 
     def close(self) -> None:
-        """Finish the jobs; what they report is lost."""
+        """Finish the jobs; what they report is lost, and so are later jobs."""
+        self._is_closed = True
         if self._runner is not None:
             self._jobs.put(None)
             self._runner.join()
             self._runner = None
             self._turns.discard(self._reader)
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         if self._reader >= 0:
             os.close(self._reader)
             os.close(self._writer)
@@ -389,7 +397,7 @@ class TurnLoop:
                 self._after_sync.append((number, complete))
 
     def close(self) -> None:
-        """Wait for the running round of fsyncs, if any."""
+        """Wait for the running round of fsyncs, if any; no other round begins after that."""
         self._sync_thread.close()
 
 

@@ -79,6 +79,21 @@ def test_an_add_is_synced_in_the_thread(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "fsync"]
 
 
+@pytest.mark.compiled
+def test_no_round_begins_while_the_server_stops(tmp_path: Path) -> None:
+    """Its thread would wait for more rounds for ever, and keep the process from ending."""
+    turning = synced(tmp_path)
+
+    async def scenario() -> None:
+        turning.collection.obtain("work").add(b"x")
+        turning.turns.close()
+        for _ in range(3):
+            await turning.turn()
+        assert "fsync" not in [thread.name for thread in threading.enumerate()]
+
+    run(turning, scenario())
+
+
 def test_there_is_no_room_for_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client gets an error; a later round tries again."""
     turning = synced(tmp_path)
