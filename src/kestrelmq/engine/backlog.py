@@ -14,7 +14,7 @@ from typing import Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import limit_for_now
-from kestrelmq.journal.reader import JournalReader, LargeRecord
+from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal
@@ -296,6 +296,16 @@ class Backlog(JournalFollower):
         """Let `read_back` go on with a record that a thread has read."""
         if self.behind is not None:
             self.behind.reader.use(large)
+
+    def check_complete(self) -> None:
+        """Check that `read_back`, once everything is written, found an item if any is behind.
+
+        Raises:
+            JournalError: it found none; files were cut short or emptied by another program.
+        """
+        behind = self.behind
+        if behind is not None and not self.memory and not behind.reader.large:
+            raise too_few_items(self._files)
 
     def read_back_beyond_limit(self) -> None:
         """Read a piece of what is behind back into memory, however much that holds.

@@ -1528,6 +1528,7 @@ class Queue(Committable):
             if not backlog.read_back(at_once=at_once):
                 self.write_now()  # what is left has not been written yet
                 backlog.read_back(at_once=at_once)
+                backlog.check_complete()
         except (OSError, JournalError) as error:
             if backlog.memory:
                 return True  # those come first; a later read gets the error

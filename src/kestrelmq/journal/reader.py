@@ -28,6 +28,7 @@ from kestrelmq.journal.records import (
     record_xid,
 )
 from kestrelmq.journal.scanning import MIN_RUN, record_length, scan, uniform_run
+from kestrelmq.journal.walk import CUT_SHORT, FILE_FOLLOWS
 
 CHUNK: Final = 16 << 10
 """Bytes that are read and scanned at once: this takes a short time even for records of one byte.
@@ -147,7 +148,8 @@ class JournalReader:
                 is not read yet.
 
         Raises:
-            DamagedJournal: the bytes at the position are not a record.
+            DamagedJournal: the bytes at the position are not a record, or a part of one ends a file
+                that is not the last.
             OSError: a file could not be read.
 
         Items that were read before an error are returned; the next call raises the error.
@@ -291,6 +293,7 @@ class JournalReader:
                 wanted = self._size
                 continue
             if not more:
+                self._check_may_grow(files)
                 return False
             if max_record is not None and length is not None and length >= max_record:
                 self.large = length
@@ -330,6 +333,12 @@ class JournalReader:
         if self._descriptor is None:
             self._descriptor = self._open(self.file)
         return os.pread(self._descriptor, size, self.position)
+
+    def _check_may_grow(self, files: Sequence[str]) -> None:
+        """Raise DamagedJournal if the file, which ends with a part of a record, is not the last."""
+        if self.file != files[-1]:
+            path = str(self._path / self.file)
+            raise DamagedJournal(self.position, CUT_SHORT + FILE_FOLLOWS, path)
 
     def _next_file(self, files: Sequence[str]) -> bool:
         """Continue with the next file; False if this is the last."""

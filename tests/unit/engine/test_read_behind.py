@@ -147,3 +147,44 @@ def test_a_large_head_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert queue.settle()
     assert spool.take() == items[1]
     spool.close()
+
+
+def test_a_file_that_another_program_cut_short(tmp_path: Path) -> None:
+    """Whoever wants the item in which it ends is told the place; the queue does not seem empty."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=1000))
+    items = [b"%02d" % number * 50 for number in range(50)]
+    spool.add(*items)
+    rotated = max(tmp_path.glob("jobs.*"))
+    held = spool.queue().memory_items
+    whole = rotated.read_bytes()
+    os.truncate(rotated, len(whole) // 2 + 7)
+    found: list[bytes | None] = []
+    reason = r"damaged at byte .*: a record is cut short, and another file follows"
+
+    def take_all() -> None:
+        while not found or found[-1] is not None:
+            found.append(spool.take())
+
+    with pytest.raises(QueueUnavailable, match=reason):
+        take_all()
+    assert held < len(found) < 50
+    rotated.write_bytes(whole)
+    assert found + spool.drain() == items
+    spool.close()
+
+
+def test_a_file_that_another_program_emptied(tmp_path: Path) -> None:
+    """What is not in it is served; then the error says that items are missing."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=1000))
+    items = [b"%02d" % number * 50 for number in range(30)]
+    spool.add(*items)
+    held = spool.queue().memory_items
+    for file in tmp_path.glob("jobs*"):
+        os.truncate(file, 0)
+    assert [spool.take() for _ in range(held)] == items[:held]
+    for _ in range(2):
+        with pytest.raises(QueueUnavailable, match="fewer items on disk than were counted"):
+            spool.take()
+    with pytest.raises(QueueUnavailable, match="fewer items on disk than were counted"):
+        spool.queue().peek()
+    spool.close()
