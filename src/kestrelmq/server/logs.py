@@ -11,8 +11,10 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from io import TextIOWrapper
 from multiprocessing import current_process
+from pathlib import Path
 from typing import Final
 
 from kestrelmq.config import ServerConfig
@@ -60,14 +62,6 @@ class TextFormatter(logging.Formatter):
         return super().format(record).translate(_ESCAPES)
 
 
-class LogFile(logging.FileHandler):
-    """A log file; a new one may be read by its owner and group only."""
-
-    def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
-        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 # it is open already
-
-
 class LogThrottle:
     """Limits how often events of one kind are logged: once in `_LOG_PERIOD` seconds for each key.
 
@@ -89,17 +83,51 @@ class LogThrottle:
         return count + 1 if is_due else 0
 
 
+class LogFile(logging.FileHandler):
+    """A log file; a new one may be read by its owner and group only.
+
+    What cannot be written, because the disk is full for instance, is lost; standard error says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raises OSError."""
+        self._throttle = LogThrottle()
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
+        return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 # it is open already
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 # logging's name
+        """Say now and then that the file cannot be written; any other error is a bug."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        lost = self._throttle.count(self.baseFilename)
+        if lost:
+            with suppress(OSError, ValueError, AttributeError):
+                reason = error.strerror or error
+                sys.stderr.write(f"{self.baseFilename}: {reason}; events are not logged: {lost}\n")
+
+
 def set_up_logging(config: ServerConfig) -> None:
-    """Log as `config` says from now on; a log file is opened again."""
+    """Log as `config` says from now on; a log file is opened again.
+
+    Raises OSError if that fails; everything is logged as before then.
+    """
     if config.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
     else:
-        handler = LogFile(config.log_file, encoding="utf-8", errors="backslashreplace")
+        handler = LogFile(config.log_file)
     text = _TEXT if current_process().name == _UNNAMED_PROCESS else _TEXT_WITH_PROCESS
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else TextFormatter(text))
     root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
+    before = root.handlers[:]
     root.addHandler(handler)
+    for old in before:
+        root.removeHandler(old)
+        # A file that could not be written still cannot; that must not end the log.
+        with suppress(OSError):
+            old.close()
     root.setLevel(config.log_level.upper())

@@ -199,7 +199,10 @@ class Supervisor:
                 running.create_task(server.keep_running())
 
     def _on_sighup(self) -> None:
-        self._reopen_log()
+        try:
+            self._reopen_log()
+        except OSError as error:
+            log.error("the log file cannot be opened again: %s", error)  # noqa: TRY400
         for server in self._servers:
             server.reload()
 

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 import kestrelmq
-from kestrelmq.server.logs import JsonFormatter, LogFile, LogThrottle, TextFormatter
+from kestrelmq.config import ServerConfig
+from kestrelmq.server.logs import (
+    JsonFormatter,
+    LogFile,
+    LogThrottle,
+    TextFormatter,
+    set_up_logging,
+)
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def ordinary_umask() -> Iterator[None]:
 def test_a_new_log_file_is_not_for_everybody(tmp_path: Path, ordinary_umask: None) -> None:
     """The owner and the group read it; nobody else does."""
     path = tmp_path / "log"
-    handler = LogFile(path, encoding="utf-8")
+    handler = LogFile(path)
     handler.emit(logging.makeLogRecord({"msg": "Zoë"}))
     handler.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -38,11 +45,55 @@ def test_a_log_file_that_is_there_goes_on_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
     path.chmod(0o604)
-    handler = LogFile(path, encoding="utf-8")
+    handler = LogFile(path)
     handler.emit(logging.makeLogRecord({"msg": "after"}))
     handler.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
     assert path.read_text() == "before\nafter\n"
+
+
+@pytest.fixture
+def full_log(tmp_path: Path) -> Iterator[ServerConfig]:
+    """The log goes to a file on a full disk; afterwards, to where it went before."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    path = tmp_path / "log"
+    path.symlink_to("/dev/full")
+    config = ServerConfig(log_file=path)
+    for handler in before:
+        root.removeHandler(handler)
+    set_up_logging(config)
+    yield config
+    path.unlink()
+    path.touch()
+    set_up_logging(config)
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    for handler in before:
+        root.addHandler(handler)
+    root.setLevel(level)
+
+
+def test_a_log_file_on_a_full_disk(
+    full_log: ServerConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard error says so once in a while, in one line."""
+    for number in range(20):
+        logging.getLogger("kestrelmq").info("event %d", number)
+    said = f"{full_log.log_file}: No space left on device; events are not logged: 1\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_log_file_that_could_not_be_written_is_replaced(full_log: ServerConfig) -> None:
+    """From then on events are in the new one."""
+    log, path = logging.getLogger("kestrelmq"), full_log.log_file
+    assert path is not None
+    log.info("lost")
+    path.unlink()
+    set_up_logging(full_log)
+    log.info("written")
+    assert path.read_text().endswith(" INFO kestrelmq: written\n")
 
 
 def test_events_are_counted_between_the_lines_about_them() -> None:

@@ -1,7 +1,10 @@
 """Which sub-path and ports each server has, and which queue paths they may not serve."""
 
+import errno
 import json
 import logging
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -146,6 +149,30 @@ def test_started_again(tmp_path: Path) -> None:
     supervisor, _ = of_shell(tmp_path, script)
     supervisor.run()
     assert [(tmp_path / f"process-{index}").read_text() for index in (0, 1)] == ["x\n" * 3] * 2
+
+
+def test_a_log_file_that_cannot_be_opened_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The servers read their configuration all the same."""
+    config = ServerConfig(queue_path=tmp_path, memcache_listen_port=0, admin_http_port=0)
+    script = "trap 'echo x > $1; exit' HUP; echo ready; for _ in $(seq 300); do sleep 0.1; done"
+
+    def announce(line: str) -> None:
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    def reopen_log() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "log")
+
+    Supervisor(
+        processes_of(config, 1),
+        lambda process: ["sh", "-c", script, process.name, str(tmp_path / process.name)],
+        announce,
+        reopen_log,
+    ).run()
+    assert (tmp_path / "process-0").read_text() == "x\n"
+    assert "the log file cannot be opened again: [Errno 13] Permission denied" in caplog.text
 
 
 def test_not_ready(tmp_path: Path) -> None:
