@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final, TypeVar
 
+from kestrelmq.clock import SystemClock, Throttle
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
 from kestrelmq.engine.queue import Queue
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 UPKEEP_PERIOD: Final = 1.0
 """Seconds between two runs of the upkeep that depends on time."""
+_LOG_PERIOD: Final = 60.0
+"""Seconds between two lines in the log about a thread that cannot start."""
 
 log = logging.getLogger(__name__)
 
@@ -203,10 +206,13 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, unless it was started before."""
+        """Start the thread, unless it was started before.
+
+        Raises RuntimeError: the system has no room for a thread; a later call tries again.
+        """
         if not self._began:
-            self._began = True
             self._thread.start()
+            self._began = True
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
@@ -231,6 +237,7 @@ class QueueTickers:
     def __init__(self, access: QueueAccess) -> None:
         self._access = access
         self._tickers: list[Ticker] = []
+        self._may_log = Throttle(SystemClock(), _LOG_PERIOD)
 
     def begin(
         self,
@@ -246,17 +253,31 @@ class QueueTickers:
             period: seconds between its calls.
             sync_period: seconds between two syncs; None or 0 for none.
             suffix: the end of the threads' names.
+
+        Raises:
+            QueueUnavailable: the system has no room for the thread that syncs.
         """
         self._tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
         if sync_period:
             sync = Ticker(sync_period, self.sync_written, f"kestrelmq-sync{suffix}")
+            try:
+                sync.start()
+            except RuntimeError as error:
+                raise QueueUnavailable(f"there is no thread for periodic syncs: {error}") from error
             self._tickers.append(sync)
-            sync.start()
 
     def start_upkeep(self) -> None:
-        """Start the upkeep, unless it was started before, or all was ended."""
-        if self._tickers:
+        """Start the upkeep, unless it was started before, or all was ended.
+
+        If the system has no room for its thread, the next call tries again.
+        """
+        if not self._tickers:
+            return
+        try:
             self._tickers[0].start()
+        except RuntimeError as error:
+            if self._may_log.passes():
+                log.warning("there is no thread for the upkeep of queues yet: %s", error)
 
     def sync_written(self) -> None:
         """Sync all that is written; if that fails, upkeep will have to rewrite a journal."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -162,16 +163,12 @@ class AsyncPersistentQueue:
         finally:
             queue.close()
             _deliver(self._take_served(), None)
-            await asyncio.to_thread(self._end_threads)
-
-    def _end_threads(self) -> None:
-        """End the threads, then release the lock: they may still be writing the queue's files."""
-        try:
-            self._sync_worker.close()
-            self._commits.worker.close()
-        finally:
-            if self._lock is not None:
-                self._lock.close()
+            assert self._lock is not None  # noqa: S101 # it is open
+            end = partial(_end_threads, self._sync_worker, self._commits.worker, self._lock)
+            try:
+                await asyncio.to_thread(end)
+            except RuntimeError:  # the system has no room for a thread; it may run `end` later
+                end()
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -560,6 +557,15 @@ class AsyncPersistentQueue:
             except Exception:
                 log.exception("queue %s: upkeep failed", self._name)
         self._schedule_upkeep(queue)
+
+
+def _end_threads(sync_worker: Worker, worker: Worker, lock: ExitStack) -> None:
+    """End the threads, then release the lock: they may still be writing the queue's files."""
+    try:
+        sync_worker.close()
+        worker.close()
+    finally:
+        lock.close()
 
 
 def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:

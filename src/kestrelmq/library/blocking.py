@@ -538,6 +538,7 @@ class PersistentQueue(BlockingQueue):
         Raises:
             QueuePathLocked: a server uses the path, or another object uses the queue.
             DamagedJournal: a file has bytes that are not a record.
+            QueueUnavailable: the system has no room for a thread that is needed.
             OSError: a file could not be created or read.
         """
         self._access.change(self._open)
@@ -549,9 +550,13 @@ class PersistentQueue(BlockingQueue):
             self.name, self._path, self._config, self._clock, self._commits
         )
         self._access.process.begin()
-        self._tickers.begin(
-            self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
-        )
+        try:
+            self._tickers.begin(
+                self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
+            )
+        except QueueUnavailable:
+            self._shut()
+            raise
         if self._opened.has_background_work:
             self._start_upkeep()
 

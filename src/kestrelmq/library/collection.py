@@ -85,6 +85,7 @@ class QueueCollection:
 
         Raises:
             QueuePathLocked: a server or another user of the library uses the path.
+            QueueUnavailable: the system has no room for a thread that is needed.
             OSError: the path cannot be created or read.
         """
         self._access.change(self._open)
@@ -98,7 +99,11 @@ class QueueCollection:
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
-        self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
+        try:
+            self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
+        except QueueUnavailable:
+            self._shut()
+            raise
         if (
             self._sweep_period is not None
             or self._queues.commits.deadlines
