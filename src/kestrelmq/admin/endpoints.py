@@ -1,7 +1,5 @@
 """The routes outside the API's operations: Ostrich's, health, metrics and the OpenAPI document."""
 
-import asyncio
-
 from aiohttp import web
 
 from kestrelmq.admin import openapi, ostrich
@@ -15,6 +13,7 @@ from kestrelmq.names import MAX_NAME_BYTES
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.status import Status
+from kestrelmq.server.threads import in_thread
 
 _PLAIN = "text/plain; charset=utf-8"
 _MOST_PATTERNS = 20
@@ -103,7 +102,7 @@ class Endpoints:
 
     async def _openapi(self, _request: web.Request) -> web.Response:
         # The first one takes as long as many turns.
-        document = await asyncio.to_thread(openapi.encoded_document)
+        document = await in_thread(openapi.encoded_document)
         return web.Response(body=document, content_type="application/json")
 
     async def _reload(self, _request: web.Request) -> web.Response:

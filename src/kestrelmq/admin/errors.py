@@ -26,6 +26,7 @@ from kestrelmq.errors import (
 from kestrelmq.server.context import ClientForbidden, Forbidden
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
+from kestrelmq.server.threads import NoThread
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),
+    (NoThread, 503, "no_thread"),
     (ConfigError, 422, "invalid_configuration"),
 )
 

@@ -1,6 +1,5 @@
 """API operations on items: browse, search, add and move them; and on open reads."""
 
-import asyncio
 import base64
 import binascii
 import time
@@ -39,6 +38,7 @@ from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.put import put
 from kestrelmq.server.reads import HeldReadsReturn
+from kestrelmq.server.threads import in_thread
 
 _LONG: Final = 256 << 10
 """Characters of base64 that a thread decodes."""
@@ -92,7 +92,7 @@ async def put_item(call: Call) -> Answer:
     call.allow_changes()
     call.check_client(write=True)
     # Decoding what is long takes long.
-    data = _data(item) if len(item.data or "") < _LONG else await asyncio.to_thread(_data, item)
+    data = _data(item) if len(item.data or "") < _LONG else await in_thread(_data, item)
     context = call.admin.context
     due = context.due_after(round((item.delay or 0) * 1000))
     expiry = 0 if item.expires_in is None else (due or now()) + round(item.expires_in * 1000)

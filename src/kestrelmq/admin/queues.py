@@ -1,6 +1,5 @@
 """API operations on whole queues: list, show, create, pause, flush, delete."""
 
-import asyncio
 import heapq
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -46,6 +45,7 @@ from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.threads import in_thread
 
 _MOST_FILES: Final = 200
 _MOST_SOURCES: Final = 100
@@ -69,7 +69,7 @@ async def list_queues(call: Call) -> Answer:
             and query.state in {None, snapshot.state}
         ]
     # Sorting many queues takes long; in a thread, it does not block other requests.
-    page = await asyncio.to_thread(_page, found, query)
+    page = await in_thread(_page, found, query)
     queues = call.admin.context.collection.queues
     summaries: list[QueueSummary] = []
     async for entries in slices(page, _SUMMARY_SLICE):
@@ -238,7 +238,7 @@ async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
                 continue  # a pack has replaced it meanwhile
         return files
 
-    return await asyncio.to_thread(sizes)
+    return await in_thread(sizes)
 
 
 async def queue_history(call: Call) -> Answer:

@@ -26,6 +26,7 @@ from kestrelmq.server import changes
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.put import put
+from kestrelmq.server.threads import in_thread
 
 _SEND_TIMEOUT: Final = 60.0
 """Seconds within which a client must take a part of an export."""
@@ -64,7 +65,7 @@ async def export_items(call: Call) -> web.StreamResponse:
                 place = 0
                 while part is not None:
                     pieces = _paced(_pieces(queue.name, place, part))
-                    while some := await asyncio.to_thread(_some, pieces):
+                    while some := await in_thread(_some, pieces):
                         async with asyncio.timeout(_SEND_TIMEOUT):
                             await response.write(some)
                     place += len(part)
@@ -170,7 +171,7 @@ class _Target:
         """
         for line in [line for line in lines if len(line) > SHORT_JSON]:
             await in_slices(check_parts(line))
-        rows, wrong = await asyncio.to_thread(self._parsed, lines)
+        rows, wrong = await in_thread(self._parsed, lines)
         self._lines += len(lines)
         for some in _in_slices(rows):
             await self._add_rows(some)

@@ -110,7 +110,10 @@ class ThreadWorker:
         self._worked_from = 0.0
 
     def run(self, job: Job, done: Done) -> None:
-        """Run `job` in the thread, then let the owner's thread call `done`."""
+        """Run `job` in the thread, then let the owner's thread call `done`.
+
+        That gets an OSError if the system has no room for the thread.
+        """
 
         def finished(future: Future[None]) -> None:
             if not future.cancelled():
@@ -119,7 +122,7 @@ class ThreadWorker:
         try:
             begun = self._submit(job)
         except RuntimeError as error:  # the system has no room for a thread
-            self._call(partial(done, error))
+            self._call(partial(done, OSError(str(error))))
             return
         begun.add_done_callback(finished)
 

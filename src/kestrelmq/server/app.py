@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,7 @@ from kestrelmq.server.silence import SilenceWatch
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.text_session import TextSession
+from kestrelmq.server.threads import NoThread, in_thread
 from kestrelmq.server.thrift_reads import ThriftOpenReads
 from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
@@ -355,7 +357,8 @@ class Server:
         """Read the room on the disk, in a thread: it may be on another machine and slow."""
         while True:
             await asyncio.sleep(_DISK_PERIOD)
-            await asyncio.to_thread(self._collection.disk_space.read)
+            with suppress(NoThread):  # the numbers stay as they are
+                await in_thread(self._collection.disk_space.read)
 
     def _memory_return(self, trim: Callable[[int], int]) -> MemoryReturn:
         turns = self._turns
@@ -394,7 +397,7 @@ class Server:
         try:
             set_up_logging(self._config)
             await self._reload()
-        except (ConfigError, OSError) as error:
+        except (KestrelError, OSError) as error:
             log.error("not reloaded, or only in part: %s", error)  # noqa: TRY400
         except Exception:
             log.exception("not reloaded, or only in part")
@@ -405,11 +408,12 @@ class Server:
         Raises:
             ConfigError: the file cannot be used, and nothing changed; or everything is in force
                 except what the error names.
+            NoThread: the system has no room for a thread, and nothing changed.
         """
         if self._config_file is None:
             return []
         async with self._reloading:
-            loaded = await asyncio.to_thread(load_config, self._config_file)
+            loaded = await in_thread(load_config, self._config_file)
             config = apply_overrides(loaded, self._overrides)
             changed = changed_globals(self._config, config)
             for name in changed:

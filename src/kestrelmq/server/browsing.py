@@ -21,6 +21,7 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
+from kestrelmq.server.threads import in_thread
 
 MAX_COUNT: Final = 1000
 """The most items of a page."""
@@ -65,7 +66,7 @@ class Browser:
             return page_of(total, offset, records, range(len(records)), count, shown)
         async with self._searching:
             total, records = await self._read(queue, offset, SEARCHED_ITEMS)
-            places = await asyncio.to_thread(matches, search, records)
+            places = await in_thread(matches, search, records)
             return page_of(total, offset, records, places, count, shown)
 
     async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[bytes]:
@@ -95,4 +96,4 @@ class Browser:
                     view.load()
                     continue
                 async with self._reading:
-                    await asyncio.to_thread(view.load)
+                    await in_thread(view.load)

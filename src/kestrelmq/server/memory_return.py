@@ -17,8 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from kestrelmq.server.threads import NoThread, in_thread
 
 PERIOD: Final = 3.0
 """Seconds between two looks at how large the process is."""
@@ -113,6 +116,7 @@ class MemoryReturn:
             self._forget()
             if self._living() <= MOST_COLLECTED:
                 gc.collect()
-        await asyncio.to_thread(self._trim, 0)
+        with suppress(NoThread):  # there is another try later
+            await in_thread(self._trim, 0)
         took = self._clock() - now
         self._not_before = now + _BUSY_PERIOD + took / _SHARE
