@@ -56,7 +56,7 @@ class SupervisedServer:
             self._running = running = await asyncio.create_subprocess_exec(
                 *self._command(self.process), stdin=PIPE, stdout=PIPE, start_new_session=True
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread to watch it
             log.error("%s: %s", self.process.name, error)  # noqa: TRY400
             return False
         log.info("%s started (process %d)", self.process.name, running.pid)

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,28 @@ def test_a_log_file_that_cannot_be_opened_again(
     ).run()
     assert (tmp_path / "process-0").read_text() == "x\n"
     assert "the log file cannot be opened again: [Errno 13] Permission denied" in caplog.text
+
+
+def test_no_thread_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python before 3.12 watches each server with one. It is tried again; the others stay up."""
+    script = "echo x >> $1; case $0-$(wc -l < $1) in process-0-1) echo ready; exit 3;; esac; "
+    supervisor, announced = of_shell(tmp_path, script + "echo ready; sleep 0.5")
+    start, starts = threading.Thread.start, 0
+
+    def sometimes(thread: threading.Thread) -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", sometimes)
+    supervisor.run()
+    assert announced == ["ready"]
+    assert starts == 0 or "process-0: can't start new thread" in caplog.text
+    assert (tmp_path / "process-1").read_text() == "x\n"
 
 
 def test_not_ready(tmp_path: Path) -> None:
