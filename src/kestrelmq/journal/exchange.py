@@ -107,6 +107,7 @@ def import_rows(
     """
     found = group_files(directory.names())
     writers: dict[str, FileWriter] = {}
+    temporaries: list[str] = []
     counts: dict[str, int] = {}
     now = clock.now()
     try:
@@ -116,7 +117,9 @@ def import_rows(
                 if not append:
                     _check_new(row.queue, found.queues)
                 name = temporary_name(row.journal, NEXT, now)
-                writer = writers[row.journal] = FileWriter(directory, name)
+                temporaries.append(name)
+                writer = FileWriter(directory, name, one_of_many=True)
+                writers[row.journal] = writer
                 counts.setdefault(row.queue, 0)
             writer.add(row.records)
             counts[row.queue] += 1
@@ -133,7 +136,8 @@ def import_rows(
     except BaseException:
         for writer in writers.values():
             writer.close()
-            directory.remove(writer.name)
+        for name in temporaries:
+            directory.remove(name)
         raise
     directory.sync()
     return counts

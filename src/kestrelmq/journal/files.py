@@ -192,11 +192,17 @@ class FileWriter:
         size: bytes in it, including those that are still to be written.
     """
 
-    def __init__(self, directory: "Directory", name: str) -> None:
-        """Create the file, or truncate it if it exists. Raises OSError."""
+    def __init__(self, directory: "Directory", name: str, *, one_of_many: bool = False) -> None:
+        """Create the file, or truncate it if it exists. Raises OSError.
+
+        If it is `one_of_many` that one thread writes at once, some of them have no descriptor.
+        """
         self.name = name
         self.size = 0
         self._file = directory.create(name)
+        if one_of_many:
+            self._file.close()
+            self._file = directory.append_to(name)
         self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> None:

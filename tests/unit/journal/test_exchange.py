@@ -192,6 +192,25 @@ def test_an_import_makes_queues(tmp_path: Path) -> None:
     assert sorted(contents(tmp_path)) == ["a", "b"]
 
 
+def test_an_import_of_more_queues_than_descriptors(tmp_path: Path) -> None:
+    """Few of their files are open at a time; each gets its items in order."""
+    most, queues, large = 4, [f"queue{number}" for number in range(20)], bytes(1 << 20)
+    opened = 0
+
+    def source() -> Iterator[ExportRow]:
+        nonlocal opened
+        for position, data in enumerate((b"first", large, b"last"), 1):
+            for queue in queues:
+                yield ExportRow(queue, position, data, 1, 0)
+                opened = max(opened, len(open_below(tmp_path)))
+
+    counts = import_rows(DiskDirectory(tmp_path, most), source(), FakeClock())
+    assert counts == dict.fromkeys(queues, 3)
+    assert 0 < opened <= most
+    for queue in queues:
+        assert items_on_disk(tmp_path, queue) == [b"first", large, b"last"]
+
+
 def test_a_queue_that_is_there_must_be_asked_for(tmp_path: Path) -> None:
     """Otherwise no queue gets anything, and no temporary stays."""
     (tmp_path / "jobs").write_bytes(journal("old"))
