@@ -54,7 +54,7 @@ Copy = tuple[str, bytes]
 
 
 class Broken(Exception):  # noqa: N818 # says what it is
-    """The connection is gone."""
+    """The connection is gone, or of no use yet."""
 
 
 class Wire:
@@ -80,7 +80,20 @@ class Wire:
             raise Broken from None
         if not line.endswith(b"\n"):
             raise Broken
+        if line.startswith(b"SERVER_ERROR ") and line.endswith(b"is still loading\r\n"):
+            time.sleep(0.02)
+            raise Broken
         return line.strip()
+
+    def wait_until_loaded(self) -> None:
+        """Wait until the server has loaded all queues."""
+        until(lambda: b"STAT queues_loading 0" in self._stats())
+
+    def _stats(self) -> list[bytes]:
+        lines = [self.ask(b"stats\r\n")]
+        while lines[-1] != b"END":
+            lines.append(self._line())
+        return lines
 
     def get(self, key: str) -> bytes | None:
         """Return an item; None for an empty reply."""
@@ -277,6 +290,7 @@ CLIENTS: Final = (produce, produce, produce, consume_one, consume_one, consume_s
 def drain(port: int, queue: str = "work") -> list[bytes]:
     """Take everything that is in a queue."""
     wire = Wire(port)
+    wire.wait_until_loaded()
     left = []
     while (data := wire.get(queue)) is not None:
         left.append(data)
@@ -352,7 +366,7 @@ def await_progress(notes: Notes) -> None:
 def kill_again_and_again(tmp_path: Path, kills: int) -> Tally:
     """Kill and start the server under load, so often; add up the notes."""
     rng = random.Random(5)
-    with running_server(tmp_path, config=CONFIG) as server:
+    with running_server(tmp_path, config=CONFIG, waits=False) as server:
         notes = Notes(server)
         threads = [
             Thread(target=guarded, args=(notes, work, name)) for name, work in enumerate(CLIENTS)

@@ -378,7 +378,8 @@ class Outcome:
 def kill_again_and_again(tmp_path: Path, kills: int, dialect: Dialect) -> Outcome:
     """Kill and start the server under load, so often; return what came of it."""
     chance = random.Random(5)
-    with running_server(tmp_path, config=CONFIG.format(dialect=dialect)) as server:
+    config = CONFIG.format(dialect=dialect)
+    with running_server(tmp_path, config=config, waits=False) as server:
         notes = Notes(server)
         tags = [TagSteps(notes, name) for name in ("sink", "copy")]
         work: list[Callable[[], None]] = [
@@ -402,6 +403,7 @@ def kill_again_and_again(tmp_path: Path, kills: int, dialect: Dialect) -> Outcom
                 thread.join(PATIENCE)
         server.restart()
         wire = ReserveWire(server.ports["memcache"])
+        wire.wait_until_loaded()
         for tag in tags:
             tag.complete(wire)
         until(lambda: stat(wire, "open_transactions") == b"0" == stat(wire, "delayed"))

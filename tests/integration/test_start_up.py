@@ -77,7 +77,7 @@ def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPro
     write_spool(tmp_path / "queues")
     (tmp_path / "queues" / "~~gate").touch()
     monkeypatch.setattr(ServerProcess, "command", GATED)
-    with running_server(tmp_path, config=CONFIG) as running:
+    with running_server(tmp_path, config=CONFIG, waits=False) as running:
         yield running
 
 
@@ -175,6 +175,7 @@ def test_a_stop_while_queues_load(gated: ServerProcess) -> None:
     (gated.queue_path / "~~gate").unlink()
     assert gated.wait() == 0  # a second signal might come when nobody handles it any more
     assert journals(gated.queue_path) == before
+    gated.waits = True
     gated.restart()
     with Wire(gated) as wire:
         wire.ask(b"get many\r\n", b"VALUE many 0 50\r\n" + b"m" * 50 + b"\r\nEND\r\n")
@@ -185,7 +186,7 @@ def test_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "queues").mkdir()
     (tmp_path / "queues" / "slow").write_bytes(item(NOW, 0, b"s"))
     monkeypatch.setattr(ServerProcess, "command", SLOW)
-    with running_server(tmp_path, "--wait") as server, Wire(server) as wire:
+    with running_server(tmp_path, waits=True) as server, Wire(server) as wire:
         wire.ask(b"get slow\r\n", b"VALUE slow 0 1\r\ns\r\nEND\r\n")
 
 

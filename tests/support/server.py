@@ -30,10 +30,13 @@ class ServerProcess:
         queue_path: where its journals are.
         ports: the port of each listener by its name: memcache, text, thrift, admin.
         process: the process that runs now, or ran last.
+        waits: whether it loads all queues before it serves. Otherwise a slow machine may still be
+            loading some when it is ready.
     """
 
     process: ForkedProcess
     command = _COMMAND
+    waits = True
 
     def __init__(self, queue_path: Path, arguments: list[str]) -> None:
         self.queue_path = queue_path
@@ -69,6 +72,7 @@ class ServerProcess:
         """Start it; return whether it is ready before the deadline. Otherwise it has ended."""
         # Ports come last: on a restart they replace those that the arguments ask for.
         flags = ["--queue-path", str(self.queue_path), *self._arguments, *self._listeners()]
+        flags += ["--wait"] * self.waits
         self.process = ForkedProcess(self.command, ["serve", *flags], dict(os.environ))
         ready = Event()
         self._follower = Thread(target=self._follow, args=(self.process.stdout, ready), daemon=True)
@@ -132,11 +136,13 @@ def running_server(
     *extra_args: str,
     config: str | None = None,
     kind: type[ServerProcess] = ServerProcess,
+    waits: bool = True,
 ) -> Iterator[ServerProcess]:
     """Run a server on the queue path `tmp_path/queues` for the length of a `with` block.
 
     Every listener that `extra_args` does not mention gets a free port of loopback; a restart keeps
-    the ports. `config` is the text of its configuration file; `kind` says how it is started.
+    the ports. `config` is the text of its configuration file; `kind` says how it is started, and
+    `waits` whether it loads all queues before it serves.
     """
     queue_path = tmp_path / "queues"
     queue_path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +151,9 @@ def running_server(
         file = tmp_path / "kestrelmq.toml"
         file.write_text(config)
         arguments += ["--config", str(file)]
-    server = kind(queue_path, arguments).start()
+    server = kind(queue_path, arguments)
+    server.waits = waits
+    server.start()
     try:
         yield server
     finally:
