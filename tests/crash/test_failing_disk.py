@@ -340,6 +340,8 @@ class Run:
                     self._drop(client)
                 else:
                     self._read_replies(client)
+        if fails:
+            self._drop_closed()
         model.counts["failing rounds"] += fails and not is_killed
         if is_killed:
             model.counts["kills"] += 1
@@ -403,6 +405,18 @@ class Run:
                 return
             client.asked.popleft()
             self._model.counts["requests"] += 1
+
+    def _drop_closed(self) -> None:
+        """Drop those whose connections the server closed once all replies were sent.
+
+        It does so if a failed reply opened an item.
+        """
+        for client in list(self._clients):
+            try:
+                client.wire.send(b"version\r\n")
+                client.wire.until(b"\r\n")
+            except ConnectionError:
+                self._drop(client)
 
     def _drop(self, client: Client) -> None:
         """Disconnect a client."""
