@@ -27,8 +27,9 @@ from typing import Final
 import pytest
 
 from tests.support.limits import largest_file
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire
+from tests.support.wire import Wire, stats
 
 pytestmark = pytest.mark.compiled
 
@@ -340,8 +341,10 @@ class Run:
                     self._drop(client)
                 else:
                     self._read_replies(client)
-        if fails:
-            self._drop_closed()
+        if not is_killed:
+            if fails:
+                self._drop_closed()
+            self._wait_until_gone()
         model.counts["failing rounds"] += fails and not is_killed
         if is_killed:
             model.counts["kills"] += 1
@@ -405,6 +408,12 @@ class Run:
                 return
             client.asked.popleft()
             self._model.counts["requests"] += 1
+
+    def _wait_until_gone(self) -> None:
+        """Wait until the server has done what clients that left had asked for."""
+        with Wire(self._server) as wire:
+            connections = len(self._clients) + 1
+            until(lambda: int(stats(wire)["curr_connections"]) == connections)
 
     def _drop_closed(self) -> None:
         """Drop those whose connections the server closed once all replies were sent.
