@@ -435,7 +435,8 @@ class Run:
             request.lose()
         for reads in client.open.values():
             for copy in reads:
-                if copy is not None:
+                # The server may have given it to another in this round already.
+                if copy is not None and copy.holder == client.number:
                     self._model.end(copy, gone=False, why="its reader disconnected")
 
     def close(self) -> None:
