@@ -3,6 +3,9 @@
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
+
+import pytest
 
 
 @contextmanager
@@ -14,3 +17,15 @@ def largest_file(size: int, pid: int = 0) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def no_new_threads(reason: str = "can't start new thread") -> Iterator[None]:
+    """Let no thread of this process start: the system has no room for one."""
+
+    def no_room(_thread: Thread) -> None:
+        raise RuntimeError(reason)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Thread, "start", no_room)
+        yield

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from threading import Event, Thread, get_ident
+from threading import Event, get_ident
 from weakref import finalize
 
 import pytest
 
 from kestrelmq.clock import Pause
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
+from tests.support.limits import no_new_threads
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.compiled
@@ -118,17 +119,12 @@ def test_jobs_that_wait_when_it_is_closed_are_given_up() -> None:
     assert reports.empty()
 
 
-def test_a_job_for_which_there_is_no_thread_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_for_which_there_is_no_thread_never_runs() -> None:
     """Who asked for it is told that, and may ask again when the system has room."""
     reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
     seen: list[str] = []
     worker = ThreadWorker(reports.put)
-
-    def no_room(_thread: Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Thread, "start", no_room)
+    with no_new_threads():
         worker.run(lambda _pause: seen.append("first"), lambda error: seen.append(str(error)))
         worker.free(deque([b"x"] * 5000))
     reports.get(timeout=LONG)()

@@ -18,6 +18,7 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.library import BlockingQueue
 from kestrelmq.testing.clock import FakeClock
+from tests.support.limits import no_new_threads
 from tests.support.patience import PATIENCE, until
 
 pytestmark = pytest.mark.compiled
@@ -223,33 +224,24 @@ async def test_a_rewrite_stalls_no_task(tmp_path: Path, gated: Gated) -> None:
         assert item.data == b"meanwhile"
 
 
-def no_room(_thread: threading.Thread) -> None:
-    """Fail as the system does that has no room for a thread."""
-    raise RuntimeError("can't start new thread")
-
-
-def test_no_thread_for_the_upkeep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_thread_for_the_upkeep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The change that needs it is made, which the next one tries again; closing works."""
     with PersistentQueue("work", tmp_path) as queue:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_room)
+        with no_new_threads():
             assert queue.add(b"first", delay=3600)
             assert queue.add(b"second", delay=3600)
         assert caplog.text.count("there is no thread for the upkeep of queues yet") == 1
         assert "kestrelmq-upkeep-work" not in names_of_threads()
         assert queue.add(b"third", delay=3600)
         assert "kestrelmq-upkeep-work" in names_of_threads()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_room)
+    with no_new_threads():
         queue.setup()
         queue.close()
     with PersistentQueue("work", tmp_path) as queue:
         assert queue.flush() == 3
 
 
-def test_no_thread_for_periodic_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_periodic_syncs(tmp_path: Path) -> None:
     """Nothing is set up without them, and nothing stays locked."""
     settings = QueueConfig(sync_journal=3600)
     queues = (
@@ -257,27 +249,23 @@ def test_no_thread_for_periodic_syncs(tmp_path: Path, monkeypatch: pytest.Monkey
         QueueCollection(tmp_path, settings),
     )
     for one in queues:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_room)
-            with pytest.raises(QueueUnavailable, match="no thread for periodic syncs: can't start"):
-                one.setup()
+        refused = pytest.raises(QueueUnavailable, match="no thread for periodic syncs: can't start")
+        with no_new_threads(), refused:
+            one.setup()
         assert one.is_closed
         one.close()
         one.setup()
         one.close()
 
 
-def test_an_asyncio_queue_closes_without_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_asyncio_queue_closes_without_a_thread(tmp_path: Path) -> None:
     """It does not stay locked."""
 
     async def scenario() -> None:
         queue = AsyncPersistentQueue("work", tmp_path)
         await queue.setup()
         assert await queue.add(b"x")
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_room)
+        with no_new_threads():
             await queue.close()
         async with queue:
             assert len(queue) == 1

@@ -11,6 +11,7 @@ from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.server.turns import SyncThread
 from kestrelmq.testing.worker import HeldWorker
+from tests.support.limits import no_new_threads
 from tests.support.turning import Turning
 
 ADD: Final = b"set work 0 0 1\r\nx\r\n"
@@ -94,14 +95,13 @@ def test_no_round_begins_while_the_server_stops(tmp_path: Path) -> None:
     run(turning, scenario())
 
 
-def test_there_is_no_room_for_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_no_room_for_a_thread(tmp_path: Path) -> None:
     """The client gets an error; a later round tries again."""
     turning = synced(tmp_path)
 
     async def scenario() -> None:
         client = turning.connect("memcache")
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", _no_room)
+        with no_new_threads("no room for a thread"):
             await turning.send(client, ADD)
             reply = await turning.receive(client, b"\r\n")
         assert reply.startswith(b"SERVER_ERROR ")
@@ -109,10 +109,6 @@ def test_there_is_no_room_for_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
         await turning.hang_up(client)
 
     run(turning, scenario())
-
-
-def _no_room(_thread: threading.Thread) -> None:
-    raise RuntimeError("no room for a thread")
 
 
 def test_a_job_that_fails_is_reported(tmp_path: Path) -> None:

@@ -1,32 +1,26 @@
 """What becomes of requests that need a thread when the system has no room for one."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 import pytest
 
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.threads import NoThread, in_thread
+from tests.support.limits import no_new_threads
 from tests.support.turning import Turning
 
 
-def no_room(_thread: threading.Thread) -> None:
-    """Fail as the system does that has no room for a thread."""
-    raise RuntimeError("can't start new thread")
-
-
-def test_what_a_thread_does_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_thread_does_is_passed_on() -> None:
     """Its result or its error; or that there is no thread, and with room for one all is well."""
 
     def fail() -> None:
         raise RuntimeError("broken")
 
     async def scenario() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_room)
-            with pytest.raises(NoThread, match="no thread for that now: can't start new thread"):
-                await in_thread(int, "7")
+        refused = pytest.raises(NoThread, match="no thread for that now: can't start new thread")
+        with no_new_threads(), refused:
+            await in_thread(int, "7")
         assert await in_thread(int, "7") == 7
         with pytest.raises(RuntimeError, match=r"^broken$"):
             await in_thread(fail)
@@ -35,15 +29,14 @@ def test_what_a_thread_does_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.compiled
-def test_a_large_item_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_item_without_a_thread(tmp_path: Path) -> None:
     """It is refused, with the reason; the next one is taken."""
     turning, size = Turning(tmp_path), WRITE_AHEAD_SIZE
     add = b"set work 0 0 %d\r\n" % size + bytes(size) + b"\r\n"
 
     async def scenario() -> None:
         client = turning.connect("memcache")
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_room)
+        with no_new_threads():
             await turning.send(client, add)
             reply = await turning.receive(client, b"\r\n")
         assert reply == b"SERVER_ERROR queue work: can't start new thread\r\n"
