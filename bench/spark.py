@@ -24,20 +24,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from kestrelmq.journal.records import REMOVE_RECORD, item
-from kestrelmq.spark import columns
-from kestrelmq.spark.encoding import encode
-from kestrelmq.spark.journal_options import JournalReadOptions, QueueReadOptions
-from kestrelmq.spark.journal_parts import PartWriter
-from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.journal_source import JournalSourceReader
-from kestrelmq.spark.opening import open_view
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.planning import file_read_plans, replay_in_order
-from kestrelmq.spark.queue_source import QUEUE_SCHEMA, QueueSourceReader
+from kestrelmq.spark.plan import columns
+from kestrelmq.spark.plan.opening import open_view
+from kestrelmq.spark.plan.read_plans import file_read_plans, replay_in_order
+from kestrelmq.spark.plan.spool import by_queue, list_files
 from kestrelmq.spark.reading import read_journals, read_queues
 from kestrelmq.spark.session import local_session
-from kestrelmq.spark.spool import by_queue, list_files
+from kestrelmq.spark.sources.encoding import encode
+from kestrelmq.spark.sources.journal_options import JournalReadOptions, QueueReadOptions
+from kestrelmq.spark.sources.journal_parts import PartWriter
+from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
+from kestrelmq.spark.sources.journal_source import JournalSourceReader
+from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA, QueueSourceReader
 from kestrelmq.units import parse_size
 
 FILE_BYTES = 64 << 20

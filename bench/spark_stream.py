@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.spark.server_reads import ServerAccess, TaggedReads
+from kestrelmq.spark.live.server_reads import ServerAccess, TaggedReads
+from kestrelmq.spark.live.shares import PartitionShare
+from kestrelmq.spark.live.staging import Staging
 from kestrelmq.spark.session import local_session, start_query
-from kestrelmq.spark.shares import PartitionShare
-from kestrelmq.spark.staging import Staging
 from tests.support.server import running_server
 
 QUEUE = "work"

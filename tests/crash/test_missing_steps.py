@@ -48,7 +48,7 @@ UNSEEN = {
     "journal/pack.py pack: directory.rename(placed, queue)": "only a nicer name",
     "journal/pack.py pack: directory.sync()": "only a nicer name",
     "journal/replacement.py Replacement._write: file.sync()": "the last sync has less to do",
-    "spark/journal_commit.py JournalCommit._create: directory.remove(opened)": "it is empty",
+    "spark/sources/journal_commit.py JournalCommit._create: directory.remove(opened)": "is empty",
     "journal/exchange.py import_rows: directory.remove(name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
@@ -77,9 +77,9 @@ UNSEEN_IN = {
     "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
     "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
-    "spark/dead_letters.py": TASKS,
-    "spark/journal_parts.py": TASKS,
-    "spark/staging.py": TASKS,
+    "spark/live/dead_letters.py": TASKS,
+    "spark/sources/journal_parts.py": TASKS,
+    "spark/live/staging.py": TASKS,
 }
 """The same for all that begins so."""
 ENDED = "only the second rename makes another file the last one, and it comes after both"

@@ -18,26 +18,26 @@ from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ServerUnavailable
-from kestrelmq.spark import staging as staging_module
-from kestrelmq.spark.batch_plan import BatchPlan, from_offset
-from kestrelmq.spark.file_batches import FileBatches
-from kestrelmq.spark.refusals import QueueCannotBeRead
-from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.server_reads import (
+from kestrelmq.spark.live import staging as staging_module
+from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset
+from kestrelmq.spark.live.file_batches import FileBatches
+from kestrelmq.spark.live.refusals import QueueCannotBeRead
+from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.live.server_reads import (
     MAX_CONNECTIONS,
     MonitoredReads,
     ServerAccess,
     TaggedReads,
 )
-from kestrelmq.spark.shares import PartitionShare, QueueRun
-from kestrelmq.spark.staging import (
+from kestrelmq.spark.live.shares import PartitionShare, QueueRun
+from kestrelmq.spark.live.staging import (
     OpenedItems,
     PartId,
     QueueReads,
     StagedPart,
     Staging,
 )
-from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
+from kestrelmq.spark.live.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 from tests.spark.spools import adds, write
 from tests.support.patience import PATIENCE, until

@@ -15,16 +15,16 @@ from pyarrow.dataset import dataset
 from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark import staging as staging_module
-from kestrelmq.spark.batch_plan import BatchPlan, from_offset
-from kestrelmq.spark.dead_letters import DeadLetter, DeadLetters
-from kestrelmq.spark.server_probe import ServerProbe
-from kestrelmq.spark.server_reads import ServerAccess, TaggedReads
-from kestrelmq.spark.shares import PartitionShare
-from kestrelmq.spark.staging import Reached, StagingInUse
+from kestrelmq.spark.live import staging as staging_module
+from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset
+from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
+from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.live.server_reads import ServerAccess, TaggedReads
+from kestrelmq.spark.live.shares import PartitionShare
+from kestrelmq.spark.live.staging import Reached, StagingInUse
+from kestrelmq.spark.live.stored_batches import StoredBatches
+from kestrelmq.spark.live.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_batches import StoredBatches
-from kestrelmq.spark.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
 from tests.support.object_store import BUCKET, ObjectStore, running_store
 from tests.support.patience import until

@@ -40,9 +40,9 @@ from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.planning import SummaryTask, replay_in_parallel, summarise
-from kestrelmq.spark.segments import SegmentSummary
-from kestrelmq.spark.spool import list_files
+from kestrelmq.spark.plan.read_plans import SummaryTask, replay_in_parallel, summarise
+from kestrelmq.spark.plan.segments import SegmentSummary
+from kestrelmq.spark.plan.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.journals import journal
 from tests.support.examples import examples

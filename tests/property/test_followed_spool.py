@@ -23,7 +23,7 @@ from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.spark.spool_follower import (
+from kestrelmq.spark.plan.spool_follower import (
     EVERYTHING,
     FileRange,
     JournalDataLost,

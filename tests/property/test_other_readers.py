@@ -43,8 +43,8 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.planning import replay_in_parallel, summarise
-from kestrelmq.spark.spool import list_files
+from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
+from kestrelmq.spark.plan.spool import list_files
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.journals import journal
 from kestrelmq.testing.worker import HeldWorker

@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kestrelmq.spark.journal_options import journal_stream_options
-from kestrelmq.spark.journal_source import JournalSource
-from kestrelmq.spark.journal_stream import JournalStreamReader
 from kestrelmq.spark.session import local_session, start_query
+from kestrelmq.spark.sources.journal_options import journal_stream_options
+from kestrelmq.spark.sources.journal_source import JournalSource
+from kestrelmq.spark.sources.journal_stream import JournalStreamReader
 
 FORMAT = "kestrel.journal.stopping"
 

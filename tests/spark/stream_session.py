@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.spark.kestrel_source import KestrelSource
+from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.session import local_session, start_query
 
 FORMAT: Final = "kestrel.stopping"

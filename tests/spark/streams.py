@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kestrelmq.spark.kestrel_source import KestrelSource
+from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.session import start_query
 from tests.support.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
-from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents
 from kestrelmq.spark.reading import read_queues, write_journals

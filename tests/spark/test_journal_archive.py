@@ -22,7 +22,7 @@ from kestrelmq.journal.records import (
     SaveXid,
     StateDump,
 )
-from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,
     JournalArchiveOptions,

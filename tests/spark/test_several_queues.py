@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, archived, read_archive
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from tests.spark.processes import SparkProcess

@@ -12,7 +12,7 @@ from kestrelmq.cli.main import main
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.records import AddX
-from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,
     JournalArchiveOptions,
@@ -23,8 +23,8 @@ from kestrelmq.spark.pipelines import (
     restore,
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
+from kestrelmq.spark.sources.stored_tables import StoredBatchOfTable, table_files
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_tables import StoredBatchOfTable, table_files
 from tests.spark.spools import NOW, load, write
 from tests.spark.streams import QUEUE, numbered
 from tests.support.object_store import BUCKET, ObjectStore

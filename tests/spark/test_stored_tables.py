@@ -15,12 +15,11 @@ from pyspark.sql import functions as f
 from kestrelmq.cli.main import main
 from kestrelmq.client import Client
 from kestrelmq.journal.records import Remove
-from kestrelmq.spark import stored_tables
-from kestrelmq.spark.kestrel_options import ClusterOptions
+from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import replay, report, restore, restore_live
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_parquet
-from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_tables import (
+from kestrelmq.spark.sources import stored_tables
+from kestrelmq.spark.sources.stored_tables import (
     TEMPORARY,
     StoredTableWriter,
     TableExists,
@@ -28,6 +27,7 @@ from kestrelmq.spark.stored_tables import (
     table_files,
     table_schema,
 )
+from kestrelmq.spark.storage import Location, located
 from tests.spark.spools import adds, load, random_spool, write
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 from tests.support.server import ServerProcess

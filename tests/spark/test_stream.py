@@ -12,13 +12,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.batch_plan import BatchPlan
-from kestrelmq.spark.kestrel_options import ClusterOptions
-from kestrelmq.spark.kestrel_source import KestrelSource
+from kestrelmq.spark.live.batch_plan import BatchPlan
+from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.live.refusals import QueueCannotBeRead
+from kestrelmq.spark.live.shares import PartitionShare
+from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
-from kestrelmq.spark.refusals import QueueCannotBeRead
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.shares import PartitionShare
 from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE, until

@@ -19,8 +19,8 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
-from kestrelmq.spark.journal_commit import JournalCommit
-from kestrelmq.spark.journal_parts import JournalPart
+from kestrelmq.spark.sources.journal_commit import JournalCommit
+from kestrelmq.spark.sources.journal_parts import JournalPart
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.journals import numbered

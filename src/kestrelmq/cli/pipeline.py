@@ -23,7 +23,7 @@ from kestrelmq.errors import KestrelError
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from kestrelmq.spark.kestrel_options import ClusterOptions
+    from kestrelmq.spark.live.options import ClusterOptions
 
 app: Final = typer.Typer(
     help="Journals and live queues through Spark: reports, archives, restores.",
@@ -99,7 +99,7 @@ OverwriteFlag = Annotated[
 _LOCAL: Final = "local[*]"
 _EARLIEST: Final = "earliest"
 _POLL: Final = 1
-# The same limit as in `kestrelmq.spark.batch_plan`, which is too slow to import for a help text.
+# The same limit as in `spark.live.batch_plan`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
 
 
@@ -158,11 +158,11 @@ def history(
     """Write every item that the journals still contain, with its fate, to Parquet."""
     with spark_session(master, "history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
+        from kestrelmq.spark.plan.spool import check_apart  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
             read_parquet,
             write_parquet,
         )
-        from kestrelmq.spark.spool import check_apart  # noqa: PLC0415 # as above
         from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
 
         storage = _storage(storage_option)
@@ -441,7 +441,7 @@ def _wait_for(query: "StreamingQuery") -> None:
 def _cluster(
     servers: str | None, zookeeper: str | None, path_prefix: str | None
 ) -> "ClusterOptions":
-    from kestrelmq.spark.kestrel_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
+    from kestrelmq.spark.live.options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
     named = named_servers(servers, zookeeper, path_prefix)
     return ClusterOptions(named, zookeeper, path_prefix)

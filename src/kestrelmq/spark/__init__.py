@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def register(spark: "SparkSession") -> None:
     """Register the data sources with a session."""
-    from kestrelmq.spark.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.kestrel_source import KestrelSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.stored_tables import StoredTableSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.stored_tables import StoredTableSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
     for source in (JournalSource, QueueSource, KestrelSource, TraceSource, StoredTableSource):
         spark.dataSource.register(source)

@@ -13,12 +13,8 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from kestrelmq.spark.delayed_items import delayed_to_text, list_with_delayed
-from kestrelmq.spark.journal_options import DEFAULT_DIRECT_BYTES, Mode
-from kestrelmq.spark.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.journal_source import JOURNAL_FORMAT
-from kestrelmq.spark.journal_writer import check_not_served
-from kestrelmq.spark.planning import (
+from kestrelmq.spark.plan.delayed_items import delayed_to_text, list_with_delayed
+from kestrelmq.spark.plan.read_plans import (
     ReplayedQueue,
     SummariseFiles,
     file_read_plans,
@@ -26,12 +22,16 @@ from kestrelmq.spark.planning import (
     summarise,
     to_text,
 )
-from kestrelmq.spark.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
-from kestrelmq.spark.spool import SpoolFile, list_files
+from kestrelmq.spark.plan.spool import SpoolFile, list_files
+from kestrelmq.spark.plan.trees import LOCAL, JournalPath, is_pattern
+from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
+from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
+from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
+from kestrelmq.spark.sources.journal_writer import check_not_served
+from kestrelmq.spark.sources.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
+from kestrelmq.spark.sources.stored_tables import NULL_NAME, read_table, write_table
+from kestrelmq.spark.sources.tables import SPOOL_COLUMN, with_spool
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_tables import NULL_NAME, read_table, write_table
-from kestrelmq.spark.tables import SPOOL_COLUMN, with_spool
-from kestrelmq.spark.trees import LOCAL, JournalPath, is_pattern
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -57,7 +57,7 @@ def read_journals(
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
-        mode: what to do at damage: see `kestrelmq.spark.journal_options`.
+        mode: what to do at damage: see `kestrelmq.spark.sources.journal_options`.
         storage: options of the store that the path is in, see `kestrelmq.spark.storage`.
     """
     path = located(path, storage)

@@ -18,11 +18,11 @@ _NEEDED: Final = (
     "numpy.ma",
     "pyarrow.compute",
     "pyspark.sql.worker.plan_data_source_read",
-    "kestrelmq.spark.journal_source",
-    "kestrelmq.spark.kestrel_source",
-    "kestrelmq.spark.queue_source",
-    "kestrelmq.spark.stored_tables",
-    "kestrelmq.spark.trace_source",
+    "kestrelmq.spark.sources.journal_source",
+    "kestrelmq.spark.live.source",
+    "kestrelmq.spark.sources.queue_source",
+    "kestrelmq.spark.sources.stored_tables",
+    "kestrelmq.spark.sources.trace_source",
 )
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads: in a forked process they would not run."""

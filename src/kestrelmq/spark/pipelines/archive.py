@@ -39,29 +39,29 @@ from pyspark.sql.types import DateType, StructField, StructType
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.files import make_directory, rename_durably
 from kestrelmq.names import master_of, queue_name_error
-from kestrelmq.spark.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
-from kestrelmq.spark.journal_source import JOURNAL_FORMAT
-from kestrelmq.spark.kestrel_options import (
+from kestrelmq.spark.live.options import (
     DEFAULT_BYTES,
     DEFAULT_ITEMS,
     DEFAULT_LOADING_PATIENCE,
     ClusterOptions,
 )
-from kestrelmq.spark.kestrel_source import KESTREL_FORMAT, KESTREL_SCHEMA
-from kestrelmq.spark.queue_choice import QueueChoice, literally
+from kestrelmq.spark.live.queue_choice import QueueChoice, literally
+from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
+from kestrelmq.spark.live.staging import Staging
+from kestrelmq.spark.plan.spool import check_apart
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import read_partitioned
-from kestrelmq.spark.server_probe import ServerProbe
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.spool import check_apart
-from kestrelmq.spark.staging import Staging
-from kestrelmq.spark.storage import Location, StoredFile, located, scheme_of
-from kestrelmq.spark.stored_tables import (
+from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
+from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
+from kestrelmq.spark.sources.stored_tables import (
     BATCHES,
     STORED_TABLE_FORMAT,
     table_files,
     table_options,
 )
-from kestrelmq.spark.trees import JournalPath
+from kestrelmq.spark.storage import Location, StoredFile, located, scheme_of
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"

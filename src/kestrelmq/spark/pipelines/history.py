@@ -27,15 +27,15 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark import fates
-from kestrelmq.spark.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
-from kestrelmq.spark.planning import ReplayedQueue
+from kestrelmq.spark.plan import fates
+from kestrelmq.spark.plan.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
+from kestrelmq.spark.plan.read_plans import ReplayedQueue
+from kestrelmq.spark.plan.segments import ReplayState
+from kestrelmq.spark.plan.summarising import Fate
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import map_on, replay_files
-from kestrelmq.spark.segments import ReplayState
+from kestrelmq.spark.sources.trace_source import trace
 from kestrelmq.spark.storage import located
-from kestrelmq.spark.summarising import Fate
-from kestrelmq.spark.trace_source import trace
-from kestrelmq.spark.trees import JournalPath
 
 _KEY = ["spool", "queue", "ordinal"]
 

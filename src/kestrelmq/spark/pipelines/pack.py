@@ -31,15 +31,15 @@ from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.write_directories import WriteOwner
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark import stored_writes
-from kestrelmq.spark.journal_commit import JournalCommit
-from kestrelmq.spark.journal_parts import JournalPart
+from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.spool import SpoolFile, by_queue, list_files, list_spool
+from kestrelmq.spark.sources import stored_writes
+from kestrelmq.spark.sources.journal_commit import JournalCommit
+from kestrelmq.spark.sources.journal_parts import JournalPart
+from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, write_behind
+from kestrelmq.spark.sources.stored_writes import CommitTurn, upload
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_commit import StoredJournalCommit, write_behind
-from kestrelmq.spark.stored_writes import CommitTurn, upload
-from kestrelmq.spark.trees import JournalPath
 
 _BEHIND: Final = "-behind"
 _TORN: Final = "-torn"

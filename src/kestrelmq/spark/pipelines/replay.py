@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from kestrelmq.spark.plan.spool import check_apart
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import WriteMode, read_partitioned, read_queues, write_parquet
-from kestrelmq.spark.spool import check_apart
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.trees import JournalPath
 
 
 @dataclass(frozen=True, slots=True)

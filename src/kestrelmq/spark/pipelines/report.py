@@ -26,10 +26,10 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
+from kestrelmq.spark.plan.spool import check_apart
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import WriteMode, read_parquet, write_parquet
-from kestrelmq.spark.spool import check_apart
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.trees import JournalPath
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10

@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kestrelmq.spark.journal_writer import check_not_served
 from kestrelmq.spark.pipelines.archive import is_begun, read_archive
-from kestrelmq.spark.queue_source import QUEUE_SCHEMA
+from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
+from kestrelmq.spark.sources.journal_writer import check_not_served
+from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA
+from kestrelmq.spark.sources.stored_tables import is_without_rows
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.spark.stored_tables import is_without_rows
-from kestrelmq.spark.trees import JournalPath
 from kestrelmq.units import parse_time
 
 Time = datetime | int | str

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from kestrelmq.spark.kestrel_options import DEFAULT_PATIENCE, ClusterOptions
-from kestrelmq.spark.kestrel_source import KESTREL_FORMAT
+from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
+from kestrelmq.spark.live.source import KESTREL_FORMAT
 from kestrelmq.spark.pipelines.restore import Time, in_time_range, read_items, with_data
 from kestrelmq.spark.storage import Location, located
 

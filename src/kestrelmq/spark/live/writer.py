@@ -1,0 +1,337 @@
+"""Write `kestrel`: add rows to queues as items, on any of the servers that accepts them.
+
+Items are written at least once: a failed task is run again from its beginning, and an add whose
+reply was lost is sent again. A full queue is not a failure: the task waits for room, and so does
+everything after it. If no item was stored for the time that the option `patience` gives, the task
+fails, and with it the query; when the query is started again, it sends the batch again.
+
+A row that can never become an item, because it is larger than any server takes, has no data or
+names no queue, is a dead letter: see `dead_letters`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from kestrelmq.client import Client, commands
+from kestrelmq.client.blocking import Connection
+from kestrelmq.client.cluster import Membership
+from kestrelmq.client.options import ClientOptions, Expiry
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import (
+    ClientError,
+    ConfigError,
+    InvalidRequest,
+    KestrelError,
+    ServerRefused,
+)
+from kestrelmq.names import queue_name_error
+from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
+from kestrelmq.spark.live.options import KestrelWriteOptions
+from kestrelmq.spark.sources import written_columns
+
+_COLUMNS: Final = ("queue", "data", "expiry", "due")
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
+
+Reject = Callable[[DeadLetter], None]
+"""Takes a row that can never become an item, or raises `CannotBeStored`."""
+
+_log: Final = logging.getLogger("kestrelmq.spark")
+
+
+class QueueStaysFull(KestrelError):  # noqa: N818 # says what it is
+    """No item could be stored for the time that the option `patience` gives."""
+
+
+class PutClient(Protocol):
+    """The part of a client that the sink uses."""
+
+    def put_many(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        expiry: Expiry = None,
+        *,
+        delay: float | None = None,
+        retry_unknown: bool | None = None,
+    ) -> list[bool]:
+        """Add items; return for each whether it was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsWritten(WriterCommitMessage):
+    """A task's message to the driver: the number of items that it wrote."""
+
+    items: int
+
+
+class ItemSender:
+    """Sends items to the servers, again and again until they are stored."""
+
+    def __init__(
+        self,
+        client: PutClient,
+        patience: float,
+        clock: Clock | None = None,
+        pause: Callable[[float], None] = time.sleep,
+        *,
+        delay: float | None = None,
+        largest: Callable[[str], int | None] = lambda _queue: None,
+        reject: Reject | None = None,
+    ) -> None:
+        """Prepare to send.
+
+        Args:
+            client: what puts the items.
+            patience: seconds without any item stored, after which it gives up.
+            clock: measures that.
+            pause: sleeps between two attempts.
+            delay: seconds for which each item is to wait in its queue.
+            largest: asks for the most bytes of an item of a queue that a server takes; None if that
+                is not limited, or not known.
+            reject: takes items that are larger; None fails.
+        """
+        self._client = client
+        self._largest = largest
+        self._reject = reject or DeadLetters(None).add
+        self._delay = delay
+        self._patience = patience
+        self._clock = clock or SystemClock()
+        self._pause = pause
+
+    def send(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        expiry: Expiry = None,
+        due: int | None = None,
+    ) -> None:
+        """Add items to a queue; return when every one is stored.
+
+        Args:
+            queue: the queue.
+            items: their data.
+            expiry: when they expire.
+            due: until when they wait in their queue (ms since the epoch), instead of `delay`.
+
+        Raises:
+            QueueStaysFull: no item was stored for `patience` seconds.
+            CannotBeStored: an item is larger than any server takes.
+            InvalidRequest: an item cannot be sent.
+            ServerRefused: no server would ever accept an item.
+        """
+        left, are_checked = list(items), False
+        pause = _FIRST_PAUSE
+        deadline = self._clock.monotonic() + self._patience
+        while left:
+            reason = "the servers refuse it: the queue is full, or the item is too large"
+            try:
+                stored: Sequence[bool | None] = self._client.put_many(
+                    queue, left, expiry, delay=self._delay_until(due), retry_unknown=True
+                )
+            except ClientError as error:
+                hopeless = isinstance(error, InvalidRequest) or (
+                    isinstance(error, ServerRefused) and error.kind != "SERVER_ERROR"
+                )
+                if hopeless:
+                    raise
+                stored, reason = error.stored, str(error)
+            done = sum(outcome is True for outcome in stored)
+            if done:
+                left = [
+                    item
+                    for place, item in enumerate(left)
+                    if place >= len(stored) or stored[place] is not True
+                ]
+                pause, deadline = _FIRST_PAUSE, self._clock.monotonic() + self._patience
+            if left and not are_checked:
+                left, are_checked = self._without_too_large(queue, left, expiry), True
+            if not left:
+                return
+            if self._clock.monotonic() >= deadline:
+                raise QueueStaysFull(
+                    f"{len(left)} items of queue {queue!r} could not be stored for "
+                    f"{self._patience:g} seconds: {reason}"
+                )
+            _log.info("%d items of %r wait: %s", len(left), queue, reason)
+            self._pause(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _delay_until(self, due: int | None) -> float | None:
+        if due is None:
+            return self._delay
+        left = (due - self._clock.now()) / 1000
+        return left if left > 0 else None
+
+    def _without_too_large(self, queue: str, items: list[bytes], expiry: Expiry) -> list[bytes]:
+        """Reject the items that no server would ever take; return the others."""
+        largest = self._largest(queue)
+        if largest is None:
+            return items
+        for item in items:
+            if len(item) > largest:
+                self._reject(
+                    DeadLetter(
+                        queue,
+                        item,
+                        int(expiry.timestamp() * 1000) if isinstance(expiry, datetime) else 0,
+                        f"an item of queue {queue!r} has {len(item)} bytes, and the servers take "
+                        f"at most {largest}",
+                    )
+                )
+        return [item for item in items if len(item) <= largest]
+
+
+def largest_item(membership: Membership, queue: str) -> int | None:
+    """Return the most bytes of an item that any server takes; None if not limited or not known."""
+    name = commands.checked_queue(queue)
+    limits = []
+    for server in membership.writes():
+        connection = Connection(server, ClientOptions())
+        try:
+            connection.open()
+            connection.run(commands.peek(name))  # only queues that exist have settings
+            limits.append(connection.run(commands.item_limit(name)))
+        except ClientError:
+            return None
+        finally:
+            connection.close()
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
+
+
+class _RowWriter:
+    """Writes rows: the common part of the writers of tables and streams."""
+
+    def __init__(self, options: KestrelWriteOptions, schema: StructType) -> None:
+        """Prepare a write.
+
+        Raises:
+            ConfigError: the columns cannot be written.
+        """
+        check_columns(schema, queue_given=options.queue is not None)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Add the rows of one task."""
+        items = 0
+        membership = self._options.cluster.membership()
+        dead_letters = DeadLetters(self._options.dead_letter_path)
+        with Client(membership) as client:
+            sender = ItemSender(
+                client,
+                self._options.patience,
+                delay=self._options.delay,
+                largest=partial(largest_item, membership),
+                reject=dead_letters.add,
+            )
+            zone = written_columns.session_zone()
+            for batch in iterator:
+                for due, same in by_due(batch, zone):
+                    for queue, expiry, data in grouped(
+                        same, self._options.queue, zone, dead_letters.add
+                    ):
+                        sender.send(queue, data, expiry, due)
+                items += batch.num_rows
+        dead_letters.flush()
+        return ItemsWritten(items)
+
+
+class KestrelWriter(_RowWriter, DataSourceArrowWriter):
+    """Writes a table."""
+
+
+class KestrelStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
+    """Writes a stream. There is nothing to commit: stored items are in their queues."""
+
+
+def check_columns(schema: StructType, *, queue_given: bool) -> None:
+    """Check that rows of `schema` can be written.
+
+    Raises:
+        ConfigError: a column is missing, unknown or of a type that is not allowed.
+    """
+    written_columns.check("writing kestrel", schema, _COLUMNS)
+    if queue_given == ("queue" in (name.lower() for name in schema.names)):
+        raise ConfigError(
+            "writing kestrel: give the queue either as option 'queue' or as column 'queue'"
+        )
+
+
+def by_due(batch: pa.RecordBatch, zone: str = "UTC") -> Iterator[tuple[int | None, pa.RecordBatch]]:
+    """Yield the rows of a batch by the time at which they are due (ms); None: not delayed.
+
+    Args:
+        batch: rows of a schema that passed `check_columns`.
+        zone: as for `grouped`.
+    """
+    batch = written_columns.cast(batch, zone)
+    if "due" not in batch.schema.names:
+        yield None, batch
+        return
+    times = batch.column("due").fill_null(0)
+    order = pc.sort_indices(times)
+    batch = batch.take(order)
+    start = 0
+    for due, same in groupby(times.take(order).to_pylist()):
+        count = len(list(same))
+        yield due or None, batch.slice(start, count)
+        start += count
+
+
+def grouped(
+    batch: pa.RecordBatch, queue: str | None, zone: str = "UTC", reject: Reject | None = None
+) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
+    """Yield a batch's items by queue and expiry, in the batch's order within each queue.
+
+    Args:
+        batch: rows of a schema that passed `check_columns`.
+        queue: the queue of all rows; None takes it from the column.
+        zone: the time zone of dates, and of times without one.
+        reject: takes rows that have no data, or no name of a queue; None fails.
+
+    Raises:
+        CannotBeStored: a row cannot become an item.
+    """
+    reject = reject or DeadLetters(None).add
+    batch = written_columns.cast(batch, zone)
+    names = batch.schema.names
+    data = batch.column("data").to_pylist()
+    queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()
+    expiries = batch.column("expiry").to_pylist() if "expiry" in names else [None] * len(data)
+    rows: dict[str, list[tuple[int, bytes]]] = {}
+    for name, expiry, item in zip(queues, expiries, data, strict=True):
+        if name is None or item is None:
+            missing = "queue" if name is None else "data"
+            reject(DeadLetter(name, item, expiry or 0, f"column {missing!r} must not be null"))
+        else:
+            rows.setdefault(name, []).append((expiry or 0, item))
+    for name, found in rows.items():
+        error = queue_name_error(name)
+        if error is not None:
+            reason = f"column 'queue': {name!r} is not allowed: {error}"
+            for expiry, item in found:
+                reject(DeadLetter(name, item, expiry, reason))
+            continue
+        for expiry, same in groupby(found, key=lambda row: row[0]):
+            yield name, _expiry(expiry), [item for _, item in same]
+
+
+def _expiry(time_ms: int) -> datetime | None:
+    """Return when an item expires, from ms since the epoch; 0 means never."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None

@@ -1,0 +1,151 @@
+"""The delayed items of queues, as a server would load them: those that have not joined their queue.
+
+They are in journals of their own, whose names say whose they are; see "Delayed items" in
+`docs/journal.md`. The queue's own journal says which of them have joined it. An item joins by a
+record there first, and leaves the other journal afterwards. So that one is listed first: what is in
+both listings has joined, and no item is in neither.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from kestrelmq.journal.loading import open_all
+from kestrelmq.journal.names import master_of_delayed
+from kestrelmq.journal.records import item_add_time
+from kestrelmq.journal.replay import Replay, opened_xid
+from kestrelmq.spark.plan.noted_replay import MEMORY_LIMIT, replay_noted
+from kestrelmq.spark.plan.segments import ReplayState
+from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.plan.trees import JournalPath
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedJournal:
+    """The files of the delayed items of a queue, and those of the queue; both in replay order."""
+
+    files: tuple[SpoolFile, ...]
+    master: tuple[SpoolFile, ...]
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return master_of_delayed(self.files[0].queue) or ""
+
+    @property
+    def spool(self) -> str:
+        """The queue path."""
+        return self.files[0].spool
+
+    @property
+    def cost(self) -> int:
+        """The cost of reading it, in bytes."""
+        return sum(file.cost for file in (*self.files, *self.master))
+
+
+def list_with_delayed(pattern: JournalPath) -> tuple[list[SpoolFile], list[DelayedJournal]]:
+    """Return the files that `pattern` means, as `list_files`, and those of delayed items.
+
+    Raises:
+        FileNotFoundError: nothing matches.
+        ConfigError: `pattern` is a URI of something else.
+    """
+    companions = [
+        files
+        for files in by_queue(list_files(pattern, delayed=True))
+        if master_of_delayed(files[0].queue) is not None
+    ]
+    own = list_files(pattern)
+    masters = {(files[0].spool, files[0].queue): tuple(files) for files in by_queue(own)}
+    found = []
+    for files in companions:
+        master = master_of_delayed(files[0].queue) or ""
+        found.append(DelayedJournal(tuple(files), masters.get((files[0].spool, master), ())))
+    return own, found
+
+
+def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
+    """Return the delayed items by their due times, as records, and how many items are in line.
+
+    The add time of a record is when the item is due.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+        JournalError: a file is gone, or shorter than when it was listed.
+    """
+    held = _held(journal)
+    open_all(held)
+    queue = _joined(journal, held)
+    waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
+    in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
+    return sorted(waiting, key=item_add_time), in_line
+
+
+def joined_ordinals(journal: DelayedJournal, end: ReplayState) -> list[int]:
+    """Return which of the items that the journal of delayed items holds have joined their queue.
+
+    Args:
+        journal: the journal.
+        end: what it holds, in ordinals.
+
+    Raises:
+        DamagedJournal: a file is damaged.
+        JournalError: a file is gone, or shorter than when it was listed.
+    """
+    held = _held(journal)
+    ordinals = dict(end.open)
+    last = held.last_xid
+    # As `open_all` does it.
+    for ordinal in (*end.head, *range(end.first, end.adds)):
+        kept = end.named.get(ordinal)
+        xid = opened_xid(kept, last, ordinals)
+        if xid != kept:
+            last = xid
+        ordinals[xid] = ordinal
+    open_all(held)
+    return [ordinals[xid] for xid in sorted(_joined(journal, held).joined)]
+
+
+def _held(journal: DelayedJournal) -> Replay:
+    held = replay_noted(journal.files, None)
+    held.end()
+    return held
+
+
+def _joined(journal: DelayedJournal, held: Replay) -> Replay:
+    """Return the queue, which says which of the items that are held have joined it."""
+    queue = replay_noted(journal.master, MEMORY_LIMIT, held.open)
+    queue.end()
+    if queue.behind is not None:
+        queue.behind.close()
+    return queue
+
+
+def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:
+    """Return journals as text, without storage options."""
+    return json.dumps([asdict(_without_locations(journal)) for journal in journals])
+
+
+def _without_locations(journal: DelayedJournal) -> DelayedJournal:
+    return DelayedJournal(
+        tuple(file.without_location() for file in journal.files),
+        tuple(file.without_location() for file in journal.master),
+    )
+
+
+def delayed_from_text(text: str, storage: Mapping[str, str]) -> list[DelayedJournal]:
+    """Return the journals that `delayed_to_text` turned into `text`; `storage` are storage options.
+
+    Raises:
+        ValueError: `text` is not from there.
+    """
+    try:
+        return [
+            DelayedJournal(
+                tuple(SpoolFile(**file).located(storage) for file in one["files"]),
+                tuple(SpoolFile(**file).located(storage) for file in one["master"]),
+            )
+            for one in json.loads(text)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("a listing that kestrelmq.spark made") from error

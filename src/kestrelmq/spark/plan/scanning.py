@@ -1,0 +1,176 @@
+"""Read journal files with numpy: chunks of whole records, header fields as arrays, events.
+
+`boundaries` finds the records; everything else is done for a whole chunk at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kestrelmq.errors import DamagedJournal
+from kestrelmq.journal.records import (
+    ADD,
+    ADD_XID,
+    ADDX,
+    CONTINUE,
+    REMOVE,
+    REMOVE_TENTATIVE,
+    STATE_DUMP_SIZE,
+    Buffer,
+)
+from kestrelmq.journal.walk import EndKind, Walk, WalkEnd
+from kestrelmq.spark.plan.boundaries import boundaries
+from kestrelmq.spark.plan.summarising import RecordRun
+
+CHUNK: Final = 16 << 20
+"""Bytes scanned at once; a longer record is still read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records of a file, in order.
+
+    Attributes:
+        starts: where each record begins.
+        ends: where each record ends.
+        opcodes: their first bytes; CONTINUE has the same opcode as STATE_DUMP.
+        is_state_dump: whether the chunk is a STATE_DUMP, which is always a chunk of its own.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    opcodes: NDArray[np.uint8]
+    is_state_dump: bool = False
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def part(self, wanted: "slice | NDArray[np.bool_]") -> "Chunk":
+        """Return some of the records."""
+        kept = self.starts[wanted], self.ends[wanted], self.opcodes[wanted]
+        return Chunk(*kept, self.is_state_dump)
+
+    @property
+    def continues(self) -> NDArray[np.bool_]:
+        """Which records are CONTINUEs."""
+        of_opcode: NDArray[np.bool_] = self.opcodes == CONTINUE
+        return of_opcode & (not self.is_state_dump)
+
+    @property
+    def adds(self) -> NDArray[np.bool_]:
+        """Which records add an item."""
+        opcodes = self.opcodes
+        plain: NDArray[np.bool_] = (opcodes == ADDX) | (opcodes == ADD) | (opcodes == ADD_XID)
+        return plain | self.continues
+
+
+class FileView:
+    """The first `size` bytes of a journal file, with header fields as arrays.
+
+    Attributes:
+        torn: where and why the end of the file is torn, or None; `chunks` sets it, likewise:
+        has_state_dump: whether a STATE_DUMP ends the file in replay.
+    """
+
+    def __init__(self, buffer: Buffer, size: int) -> None:
+        """View `buffer`, which must hold at least `size` bytes and outlive the view."""
+        self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
+        self.size = size
+        self.torn: WalkEnd | None = None
+        self.has_state_dump = False
+        self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
+
+    def field(
+        self, dtype: str, positions: NDArray[np.int64]
+    ) -> NDArray[np.int32] | NDArray[np.int64]:
+        """Return the little-endian integers at `positions`, which need not be aligned."""
+        width = np.dtype(dtype).itemsize
+        if len(positions) == 0 or self.size < width:
+            return np.zeros(0, dtype=dtype)
+        shape = (self.size - width + 1,)
+        everywhere: NDArray[np.int64] = np.ndarray(
+            shape, dtype=dtype, buffer=self.bytes.data, strides=(1,)
+        )
+        return everywhere[positions]
+
+    @property
+    def torn_at(self) -> int | None:
+        """Where the torn record at the end of the file begins, or None."""
+        return None if self.torn is None else self.torn.position
+
+    def chunks(
+        self, *, tail_may_be_torn: bool, replayed_only: bool = True, begin: int = 0
+    ) -> Iterator[Chunk]:
+        """Split the file into chunks of whole records, in order.
+
+        A STATE_DUMP is the last chunk, because replay of the file ends there; without
+        `replayed_only` the whole records behind it follow, too. With `begin`, where a record before
+        any STATE_DUMP begins, the records before it are left out.
+
+        Raises:
+            DamagedJournal: after the last good record, if the file is damaged there, or is torn
+                and `tail_may_be_torn` is not set.
+        """
+        walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
+        for section, batches in walk.sections(begin):
+            if section != begin:
+                self.has_state_dump = True
+                dump = np.array([section - STATE_DUMP_SIZE], dtype=np.int64)
+                yield self._chunk([dump], section, is_state_dump=True)
+                if replayed_only:
+                    break
+            for starts, end in batches:
+                yield self._chunk(starts, end)
+            if section == begin:
+                self.torn = self._torn(walk.end)
+
+    @staticmethod
+    def _torn(ending: WalkEnd) -> WalkEnd | None:
+        if ending.kind is EndKind.DAMAGED:
+            raise DamagedJournal(ending.position, ending.reason)
+        return ending if ending.kind is EndKind.TORN else None
+
+    def _chunk(
+        self, starts: list[NDArray[np.int64]], end: int, *, is_state_dump: bool = False
+    ) -> Chunk:
+        begins = np.concatenate(starts)
+        ends = np.empty_like(begins)
+        ends[:-1] = begins[1:]
+        ends[-1] = end
+        return Chunk(begins, ends, self.bytes[begins], is_state_dump)
+
+
+Found = tuple[list[NDArray[np.int64]], int]
+"""Where records begin, and where the last one ends."""
+
+
+def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found, int]:
+    """Find records, as `journal.walk.Walk` needs it."""
+    starts: list[NDArray[np.int64]] = []
+    try:
+        stopped = boundaries(buffer, position, end, starts, more=more)
+    except DamagedJournal as damage:
+        stopped = damage.position
+    return (starts, stopped), stopped
+
+
+def _step(_position: int) -> int:
+    return CHUNK
+
+
+def record_run(view: FileView, chunk: Chunk) -> RecordRun:
+    """Return the operations of the records of `chunk`."""
+    adds = chunk.adds
+    indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
+    if chunk.is_state_dump:
+        indexes = indexes[:0]
+    kinds = chunk.opcodes[indexes]
+    xids = np.zeros(len(indexes), dtype=np.int32)
+    has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
+    xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
+    adds_so_far = np.cumsum(adds)
+    before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
+    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)

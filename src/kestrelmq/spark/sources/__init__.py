@@ -1,0 +1,1 @@
+"""Journals and stored tables as Spark sources and sinks: rows, options, readers and writers."""

@@ -1,0 +1,84 @@
+"""Common code of the data sources: a fixed table, of which a reader may request some columns."""
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import ClassVar, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.plan.spool import has_several_spools
+from kestrelmq.spark.plan.trees import JournalPath
+
+ColumnMakers = Mapping[str, Callable[[], pa.Array]]
+"""How to make each column; only the requested columns are made."""
+
+
+class TableSource(DataSource):
+    """A data source with a fixed table.
+
+    Attributes:
+        format_name: the name of the format in Spark.
+        table: its columns.
+        on_demand: columns that it has only if they are requested or needed.
+    """
+
+    format_name: ClassVar[str]
+    table: ClassVar[StructType]
+    on_demand: ClassVar[StructType] = StructType()
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return cls.format_name
+
+    def schema(self) -> StructType:
+        """Return all columns; a reader that requests fewer gets fewer."""
+        return self.table
+
+    def check_asked(self, asked: StructType) -> None:
+        """Check that the requested columns exist, with names in any case, and have their types.
+
+        Raises:
+            ConfigError: a column is unknown or has another type.
+        """
+        types = {field.name: field.dataType for field in [*self.table, *self.on_demand]}
+        source = f"schema of {self.format_name}"
+        for field in asked:
+            name = field.name.lower()
+            if name not in types:
+                raise ConfigError(
+                    f"{source}: column {field.name!r} is unknown: allowed are {', '.join(types)}"
+                )
+            if field.dataType != types[name]:
+                raise ConfigError(
+                    f"{source}: column {field.name!r} cannot be {field.dataType.simpleString()}: "
+                    f"it must be {types[name].simpleString()}"
+                )
+
+
+SPOOL_COLUMN: Final = StructType([StructField("spool", StringType(), nullable=False)])
+"""The queue path of a row, in a table of several queue paths."""
+
+
+def with_spool(table: StructType, path: JournalPath) -> StructType:
+    """Return the columns of `table`, and `spool` if `path` matches several queue paths."""
+    several = has_several_spools(path)
+    return StructType([*table, *SPOOL_COLUMN]) if several else table
+
+
+def arrow_schema(asked: StructType) -> pa.Schema:
+    """Return the schema that Spark expects of batches. This is slow: call it once a reader."""
+    return to_arrow_schema(asked, timezone="UTC")
+
+
+def rows(asked: pa.Schema, makers: ColumnMakers) -> pa.RecordBatch:
+    """Make the requested columns, with exactly the schema that Spark expects."""
+    return pa.RecordBatch.from_arrays(
+        [makers[name.lower()]() for name in asked.names], schema=asked
+    )

@@ -1,0 +1,171 @@
+"""The sink's sender: full queues, errors, and how rows are grouped."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kestrelmq.client.options import Expiry
+from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
+from kestrelmq.spark.live.dead_letters import CannotBeStored, DeadLetter, DeadLetters
+from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, by_due, grouped
+from kestrelmq.testing.clock import FakeClock
+
+
+class Store:
+    """A client of a server whose queue is full now and then."""
+
+    def __init__(self, room: Sequence[int | Exception]) -> None:
+        self.items: list[bytes] = []
+        self.delays: list[float | None] = []
+        self._room = list(room)
+
+    def put_many(
+        self,
+        queue: str,  # noqa: ARG002 # there is one
+        items: Sequence[bytes],
+        expiry: Expiry = None,  # noqa: ARG002 # nothing expires
+        *,
+        delay: float | None = None,
+        retry_unknown: bool | None = None,  # noqa: ARG002 # nothing is unknown
+    ) -> list[bool]:
+        """Store as many as there is room for."""
+        self.delays.append(delay)
+        room = self._room.pop(0) if self._room else 0
+        if isinstance(room, Exception):
+            raise room
+        self.items += items[:room]
+        return [place < room for place in range(len(items))]
+
+
+def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
+    """What is due waits no more; 0 and null mean no time of its own."""
+    columns = {"data": ["a", "b", "c", "d"], "due": [5000, None, 0, 2000]}
+    batch = pa.RecordBatch.from_pydict(columns)
+    found = [(due, rows.column("data").to_pylist()) for due, rows in by_due(batch)]
+    assert found == [(None, [b"b", b"c"]), (2000, [b"d"]), (5000, [b"a"])]
+    clock, store = FakeClock(now=3000), Store([2, 1, 1])
+    sender = ItemSender(store, 10.0, clock, clock.advance, delay=7.0)
+    for due, rows in by_due(batch):
+        sender.send("q", rows.column("data").to_pylist(), due=due)
+    assert store.delays == [7.0, None, 2.0]
+
+
+def test_a_full_queue_holds_the_sender_back() -> None:
+    """It waits for room and loses nothing, in order; servers that are away are waited for too."""
+    clock = FakeClock()
+    store = Store([2, 0, 0, ServerUnavailable("away"), 1, 7])
+    items = [b"%d" % number for number in range(6)]
+
+    ItemSender(store, 10.0, clock, clock.advance).send("q", items)
+
+    assert store.items == items
+    assert 0.0 < clock.monotonic() < 10.0
+
+
+def test_what_was_stored_before_an_error_is_not_sent_again() -> None:
+    """A reply that was lost says which items had theirs."""
+    clock = FakeClock()
+    lost = ConnectionLost("gone")
+    lost.stored = (True, None, False)
+    store = Store([lost, 5])
+
+    ItemSender(store, 10.0, clock, clock.advance).send("q", [b"0", b"1", b"2"])
+
+    assert store.items == [b"1", b"2"]
+
+
+def test_each_item_has_the_delay() -> None:
+    """However often it is sent."""
+    clock = FakeClock()
+    store = Store([1, 1])
+    ItemSender(store, 10.0, clock, clock.advance, delay=2.5).send("q", [b"0", b"1"])
+    assert (store.items, store.delays) == ([b"0", b"1"], [2.5, 2.5])
+
+
+def test_the_sender_gives_up_after_its_patience() -> None:
+    """Progress renews it; the error says what is the matter."""
+    clock = FakeClock()
+    store = Store([0] * 5 + [1])
+
+    with pytest.raises(QueueStaysFull, match=r"1 items of queue 'q' .* 3 seconds: .*full"):
+        ItemSender(store, 3.0, clock, clock.advance).send("q", [b"0", b"1"])
+
+    assert store.items == [b"0"]
+    assert clock.monotonic() > 3.0
+
+
+def test_what_no_server_would_take_fails_at_once() -> None:
+    """Waiting would not help."""
+    clock = FakeClock()
+
+    with pytest.raises(InvalidRequest):
+        ItemSender(Store([InvalidRequest("bad")]), 3.0, clock, clock.advance).send("q", [b"0"])
+
+    assert clock.monotonic() == 0.0
+
+
+def test_an_item_that_no_server_takes_does_not_hold_up_the_others() -> None:
+    """It is rejected once it was refused; without a place for it, that fails at once."""
+    clock = FakeClock()
+    rejected: list[DeadLetter] = []
+    store = Store([1, 5])
+    expiry = datetime.fromtimestamp(2, UTC)
+    sender = ItemSender(
+        store, 3.0, clock, clock.advance, largest=lambda _queue: 2, reject=rejected.append
+    )
+
+    sender.send("q", [b"0", b"123", b"2"], expiry)
+
+    assert store.items == [b"0", b"2"]
+    reason = "an item of queue 'q' has 3 bytes, and the servers take at most 2"
+    assert rejected == [DeadLetter("q", b"123", 2000, reason)]
+    with pytest.raises(CannotBeStored, match=r"has 3 bytes.* 'dead_letter_path' keeps such rows"):
+        ItemSender(Store([0]), 3.0, clock, clock.advance, largest=lambda _queue: 2).send(
+            "q", [b"123"]
+        )
+
+
+def test_dead_letters_are_a_table(tmp_path: Path) -> None:
+    """Several files if they are many; no file if there are none."""
+    letters = DeadLetters(str(tmp_path / "dead"), FakeClock())
+    letters.flush()
+    assert not (tmp_path / "dead").exists()
+    letters.add(DeadLetter("q", b"x" * (17 << 20), 0, "too large"))
+    letters.add(DeadLetter(None, None, 7, "nothing"))
+    letters.flush()
+
+    assert len(list((tmp_path / "dead").iterdir())) == 2
+    rows = pq.read_table(tmp_path / "dead").to_pylist()
+    found = {(row["queue"], len(row["data"] or b""), row["expiry"], row["reason"]) for row in rows}
+    assert found == {("q", 17 << 20, 0, "too large"), (None, 0, 7, "nothing")}
+
+
+def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
+    """Text is UTF-8; an expiry of 0 or null is never."""
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "queue": ["a", "b", "a", "a"],
+            "data": ["1", "2", "3", "4"],
+            "expiry": [0, 1000, None, 2000],
+        }
+    )
+
+    assert list(grouped(batch, None)) == [
+        ("a", None, [b"1", b"3"]),
+        ("a", datetime.fromtimestamp(2, UTC), [b"4"]),
+        ("b", datetime.fromtimestamp(1, UTC), [b"2"]),
+    ]
+    upper = pa.RecordBatch.from_pydict({"DATA": ["1"], "Queue": pa.array([7])})
+    assert list(grouped(upper, None)) == [("7", None, [b"1"])]
+    with pytest.raises(CannotBeStored, match="'a/b' is not allowed"):
+        list(grouped(pa.RecordBatch.from_pydict({"queue": ["a/b"], "data": [b""]}), None))
+    with pytest.raises(CannotBeStored, match="'data' must not be null"):
+        list(grouped(pa.RecordBatch.from_pydict({"data": pa.array([None], pa.binary())}), "q"))
+    rejected: list[DeadLetter] = []
+    mixed = pa.RecordBatch.from_pydict({"queue": ["a/b", None, "c"], "data": [b"1", b"2", b"3"]})
+    assert list(grouped(mixed, None, reject=rejected.append)) == [("c", None, [b"3"])]
+    assert [(letter.queue, letter.data) for letter in rejected] == [(None, b"2"), ("a/b", b"1")]
