@@ -19,11 +19,11 @@ from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.event_loop import ServerEventLoop
-from kestrelmq.server.memcache_session import MemcacheSession
+from kestrelmq.server.sessions.memcache import MemcacheSession
+from kestrelmq.server.sessions.text import TextSession
+from kestrelmq.server.sessions.thrift import ThriftSession
+from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.text_session import TextSession
-from kestrelmq.server.thrift_reads import ThriftOpenReads
-from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
 from tests.support.patience import PATIENCE
 

@@ -6,7 +6,7 @@ results, and on the hot path a request costs one look-up.
 Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
 To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
-it in `server/memcache_session.py`, or in `server/memcache_admin.py` if it is about whole queues.
+it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
 `managing` and `reserving` have those that the text protocol reads from the same words.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it

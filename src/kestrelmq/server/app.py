@@ -35,18 +35,18 @@ from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.membership import ServerSetMembership
-from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
 from kestrelmq.server.services import Service
+from kestrelmq.server.sessions.memcache import MemcacheSession
+from kestrelmq.server.sessions.text import TextSession
+from kestrelmq.server.sessions.thrift import ThriftSession
+from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.silence import SilenceWatch
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.text_session import TextSession
 from kestrelmq.server.threads import NoThread, in_thread
-from kestrelmq.server.thrift_reads import ThriftOpenReads
-from kestrelmq.server.thrift_session import ThriftSession
 from kestrelmq.server.turns import TurnLoop
 from kestrelmq.version import VERSION
 

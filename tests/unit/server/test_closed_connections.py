@@ -18,18 +18,18 @@ from kestrelmq.engine.waiters import Waiter
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.large_item import ArrivingItem
 from kestrelmq.server.long_reply import LongReply
-from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor
-from kestrelmq.server.memcache_reserving import MemcacheReserve
-from kestrelmq.server.memcache_session import MemcacheSession
 from kestrelmq.server.put import PendingPut
 from kestrelmq.server.reads import PendingRead
 from kestrelmq.server.replies import Replies
 from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
-from kestrelmq.server.text_session import TextRead, TextSession
-from kestrelmq.server.thrift_reads import ThriftGet
-from kestrelmq.server.thrift_session import ThriftSession
+from kestrelmq.server.sessions.large_item import ArrivingItem
+from kestrelmq.server.sessions.memcache import MemcacheSession
+from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor
+from kestrelmq.server.sessions.memcache_reserving import MemcacheReserve
+from kestrelmq.server.sessions.text import TextRead, TextSession
+from kestrelmq.server.sessions.thrift import ThriftSession
+from kestrelmq.server.sessions.thrift_reads import ThriftGet
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.patience import PATIENCE, until

@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import Put, Version
-from kestrelmq.server.large_item import ArrivingLargeItem, SkippedItem
+from kestrelmq.server.sessions.large_item import ArrivingLargeItem, SkippedItem
 from tests.support.turning import Turning, alive
 
 pytestmark = pytest.mark.compiled

@@ -21,7 +21,6 @@ from kestrelmq.protocol.reserving import (
 )
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
-from kestrelmq.server.memcache_reads import error_reply
 from kestrelmq.server.replies import rest_of
 from kestrelmq.server.reserving import (
     ConnectionOwners,
@@ -30,6 +29,7 @@ from kestrelmq.server.reserving import (
     begin_reserve,
     end_reserved,
 )
+from kestrelmq.server.sessions.memcache_reads import error_reply
 
 _LINE_END: Final = b"\r\n"
 _VERBS: Final[dict[type[EndsReads], bytes]] = {

@@ -44,9 +44,9 @@ from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
-from kestrelmq.server.memcache_reads import error_reply
 from kestrelmq.server.replies import Part, rest_of
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
+from kestrelmq.server.sessions.memcache_reads import error_reply
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
 

@@ -46,20 +46,20 @@ from kestrelmq.protocol.memcache import (
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
-from kestrelmq.server.large_item import (
+from kestrelmq.server.long_reply import LongReply
+from kestrelmq.server.put import PendingPut
+from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm
+from kestrelmq.server.replies import Queues
+from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
+from kestrelmq.server.sessions.large_item import (
     LARGE_ITEM,
     ArrivingItem,
     ArrivingLargeItem,
     SkippedItem,
 )
-from kestrelmq.server.long_reply import LongReply
-from kestrelmq.server.memcache_admin import listing, serve_admin
-from kestrelmq.server.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
-from kestrelmq.server.memcache_reserving import end_reads, reserve
-from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm
-from kestrelmq.server.replies import Queues
-from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
+from kestrelmq.server.sessions.memcache_admin import listing, serve_admin
+from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
+from kestrelmq.server.sessions.memcache_reserving import end_reads, reserve
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""

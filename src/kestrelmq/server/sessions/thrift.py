@@ -83,8 +83,8 @@ from kestrelmq.server.reserving import (
     begin_reserve,
     end_reserved,
 )
+from kestrelmq.server.sessions.thrift_reads import ThriftGet, ThriftOpenReads
 from kestrelmq.server.status import Status
-from kestrelmq.server.thrift_reads import ThriftGet, ThriftOpenReads
 from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import pytest
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
-from kestrelmq.server.thrift_reads import ThriftOpenReads
+from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 
