@@ -156,7 +156,7 @@ def link_file(path: Path) -> None:
 def test_a_journal_that_is_removed_or_replaced(
     tmp_path: Path, lose: Callable[[Path], None], config: str
 ) -> None:
-    """Its queue takes no more; the others are as ever."""
+    """Its queue takes no more, but can be deleted; the others are as ever."""
     with running_server(tmp_path, config=config) as server, Wire(server) as wire:
         put(wire, "jobs", "a", "b")
         put(wire, "other", "a")
@@ -168,6 +168,9 @@ def test_a_journal_that_is_removed_or_replaced(
         (problem,) = json.loads(text)["problems"]
         assert (status, problem["kind"], problem["queue"]) == (200, "failing", "jobs")
         assert problem["reason"].startswith("the journal cannot be written: queue jobs: ")
+        wire.ask(b"delete jobs\r\n", b"DELETED\r\n")
+        put(wire, "jobs", "c")
+        assert not json.loads(health(server)[1])["problems"]
 
 
 def test_a_journal_that_is_back(tmp_path: Path) -> None:

@@ -526,7 +526,9 @@ class FileJournal:
         if current is not None and self._name == self.queue:
             # This frees the name for the current file of a new queue that is called the same.
             rotated = rotated_name(self.queue, self._timestamp())
-            self.directory.rename(self._name, rotated)
+            # If somebody has removed the file, the queue can only be deleted.
+            with contextlib.suppress(FileNotFoundError):
+                self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
             self._names_changed = True
             self.directory.crash_point("delete: current file renamed")
