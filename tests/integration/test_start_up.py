@@ -1,6 +1,10 @@
 """A real server whose long queues are still loading: what clients see, and how it stops."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -15,6 +19,7 @@ from tests.support.wire import Wire
 
 pytestmark = pytest.mark.compiled
 
+PROTOCOLS = ("memcache", "text", "thrift", "admin")
 CONFIG = """
 [aliases.both]
 destination_queues = ["short", "zebra"]
@@ -196,3 +201,21 @@ def test_a_queue_path_that_cannot_be_made(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(RuntimeError, match=r":\nkestrelmq: error: the queue path .*\n$"):
         ServerProcess(path, []).start()
+
+
+def test_a_reload_before_the_configuration_is_read(tmp_path: Path) -> None:
+    """SIGHUP does not end a server that is still starting."""
+    pipe = tmp_path / "config"
+    os.mkfifo(pipe)
+    ports = [f"--{name}-port={0 if name == 'memcache' else 'none'}" for name in PROTOCOLS]
+    command = [sys.executable, "-m", "kestrelmq", "serve", *ports]
+    command += ["--queue-path", str(tmp_path / "queues"), "--config", str(pipe)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with pipe.open("w") as config:  # waits until the server reads it
+            process.send_signal(signal.SIGHUP)
+            config.write('log_level = "warning"\n')
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert "ready\n" in lines
+        process.terminate()
+        assert process.wait() == 0

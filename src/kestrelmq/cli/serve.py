@@ -66,6 +66,8 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     those of server 0. The servers never talk to each other: clients spread the load. A server that
     crashes is started again.
     """
+    # Until the server waits for it, it would end the process; what it reloads is read below anyway.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     given: dict[str, object] = {
         "queue_path": Path(queue_path) if queue_path else queue_path,
         "listen_address": listen,
