@@ -5,12 +5,14 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from http.client import IncompleteRead
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.errors import ImportStopped
+from kestrelmq.errors import ImportStopped, ServerRefused
 from kestrelmq.journal.records import LATEST
 from tests.admin.conftest import Admin
 from tests.support.patience import until
@@ -57,6 +59,24 @@ def test_both_clients_export_and_import(server: ServerProcess) -> None:
         assert [client.get("third") for _ in range(COUNT + 2)] == [*items, None]
         assert [client.get("disk") for _ in range(COUNT + 4)] == [*items, *items[:2], None]
         assert [line.replace("second", "disk") for line in exported[5:9]] != lines[5:9]  # new times
+
+
+def test_a_queue_that_is_deleted_during_an_export(server: ServerProcess) -> None:
+    """What was exported until then is not taken for all of it."""
+    with Client(server.address) as client:
+        client.put_many("disk", [b"%d" % number for number in range(COUNT)])
+        lines = client.export("disk")
+        assert next(lines)
+        client.delete("disk")
+        with pytest.raises(ServerRefused, match="queue disk was deleted before all of it"):
+            list(lines)
+
+        client.put_many("disk", [b"x" * 100_000] * 100)
+        with urlopen(f"http://127.0.0.1:{server.ports['admin']}/api/v1/queues/disk/export") as rows:
+            assert rows.read(10)
+            client.delete("disk")
+            with pytest.raises(IncompleteRead):
+                rows.read()
 
 
 def test_the_api_streams_both(server: ServerProcess) -> None:

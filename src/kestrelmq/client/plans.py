@@ -1043,7 +1043,11 @@ class Planner:
         return (yield from self._where_it_is(commands.move(verb, name, to, count)))
 
     def export_page(self, queue: str, place: ExportPlace | None) -> Plan[ExportPage]:
-        """Return some lines of an export, and where to go on; `place` is None at the begin."""
+        """Return some lines of an export, and where to go on; `place` is None at the begin.
+
+        Raises:
+            ServerRefused: the queue was deleted since the page before.
+        """
         name = commands.checked_queue(queue)
         here = place or ExportPlace(tuple(self._all_servers()))
         command = commands.browse(name, here.offset, EXPORTED_AT_ONCE, b"", is_pattern=False)
@@ -1051,6 +1055,8 @@ class Planner:
         others = here.servers[1:]
         following = ExportPlace(others) if others else None
         if page is None:
+            if here.offset:
+                raise ServerRefused(f"queue {queue} was deleted before all of it was exported")
             return ExportPage([], following)
         if page.next_offset is not None:
             following = ExportPlace(here.servers, page.next_offset)

@@ -12,7 +12,7 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.reader import JournalReader
+from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.writer import FileJournal
 
@@ -99,6 +99,7 @@ class View:
         self._reader = None
         self._files: list[str] = []
         self._state = _state(queue)
+        self._are_written = not queue.changes.pending
         self._cursor, self._place = cursor, first_place(queue) + offset
         # Whether the reader is at the item behind those that were read.
         self._ends_on_disk = False
@@ -141,7 +142,7 @@ class View:
         `pause` is called with a number of seconds after each piece of work.
 
         Raises:
-            DamagedJournal, OSError: the files cannot be read, or are not what they were.
+            JournalError, OSError: the files cannot be read, or are not what they were.
             QueueUnavailable: it takes too long.
         """
         found, size = [], 0
@@ -171,7 +172,9 @@ class View:
                 passed = len(items)
                 most_bytes -= reader.item_bytes - before - ADDX_HEADER * passed
             if not passed:
-                break  # the rest is not written yet
+                if self._are_written:  # another program has cut files short
+                    raise too_few_items(files)
+                break
             now = time.monotonic()
             if now - began > _LONGEST:
                 raise QueueUnavailable(
@@ -256,10 +259,16 @@ class Tour:
         self._cursor, self._end = Cursor(begin), begin + len(queue)
 
     def looks(self) -> Generator[Look, None, None]:
-        """Yield looks; each must have ended before the next. To be run in the owner's thread."""
+        """Yield looks; each must have ended before the next. To be run in the owner's thread.
+
+        Raises:
+            QueueUnavailable: the queue was closed before the end.
+        """
         queue, cursor = self._queue, self._cursor
         try:
-            while not queue.is_closed:
+            while cursor.place < self._end:
+                if queue.is_closed:
+                    raise QueueUnavailable(f"queue {queue.name} was deleted or closed meanwhile")
                 begin = first_place(queue)
                 offset = max(0, cursor.place - begin)
                 left = min(self._end - begin, len(queue)) - offset

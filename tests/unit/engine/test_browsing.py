@@ -1,5 +1,6 @@
 """Looking at items anywhere in a queue: the same in memory and on disk, whatever upkeep does."""
 
+import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine import browsing
 from kestrelmq.engine.browsing import Look, Tour, View
-from kestrelmq.errors import QueueUnavailable
+from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item_data
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.examples import examples
@@ -170,8 +171,8 @@ def test_a_tour_ends_at_what_is_not_written_yet(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_tour_of_a_queue_that_is_closed_ends(tmp_path: Path) -> None:
-    """Though there is more to look at; the file that it was reading is released."""
+def test_a_tour_of_a_queue_that_is_closed_fails(tmp_path: Path) -> None:
+    """There was more to look at; the file that it was reading is released."""
     spool = LocalQueues(queue_settings(tmp_path, max_memory_size=100))
     spool.add(*(b"%09d" % number for number in range(100)))
     queue = spool.queue()
@@ -182,7 +183,8 @@ def test_a_tour_of_a_queue_that_is_closed_ends(tmp_path: Path) -> None:
             view.load()
     assert tour._cursor._reader is not None
     spool.close()
-    assert list(looks) == []
+    with pytest.raises(QueueUnavailable, match="queue jobs was deleted or closed meanwhile"):
+        next(looks)
     assert tour._cursor._reader is None
 
 
@@ -216,6 +218,18 @@ def test_what_is_not_written_yet_is_not_seen(tmp_path: Path) -> None:
     assert (seen(spool, 0), seen(spool, 3)) == (items, [])
     spool.commit()
     assert (seen(spool, 0), seen(spool, 3)) == ([*items, b"later"], [b"later"])
+    spool.close()
+
+
+@pytest.mark.parametrize("offset", [0, 2000])
+def test_a_file_that_another_program_emptied(tmp_path: Path, offset: int) -> None:
+    """That items are missing is an error, wherever one looks; no short answer."""
+    spool = LocalQueues(queue_settings(tmp_path, max_memory_size=100))
+    spool.add(*(b"%1024d" % number for number in range(3000)))  # more than is read ahead
+    for file in tmp_path.glob("jobs*"):
+        os.truncate(file, 0)
+    with pytest.raises(JournalError, match="fewer items on disk than were counted"):
+        seen(spool, offset, 3000, 1 << 30)
     spool.close()
 
 
