@@ -199,6 +199,7 @@ class FileWriter:
         """
         self.name = name
         self.size = 0
+        self._path = directory.path / name
         self._file = directory.create(name)
         if one_of_many:
             self._file.close()
@@ -214,12 +215,24 @@ class FileWriter:
 
     def _flush(self) -> None:
         pieces, self._pieces = self._pieces, []
-        self._file.append(b"".join(pieces))
+        with self._named_errors():
+            self._file.append(b"".join(pieces))
 
     def sync(self) -> None:
         """Write what is left, and force the file to disk. Raises OSError."""
         self._flush()
-        self._file.sync()
+        with self._named_errors():
+            self._file.sync()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Let an error say which file it is about: the system knows only its descriptor."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(self._path)
+            raise
 
     def close(self) -> None:
         """Release the file."""

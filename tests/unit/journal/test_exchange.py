@@ -28,6 +28,7 @@ from kestrelmq.testing.journals import journal
 from kestrelmq.testing.queues import items_on_disk
 from kestrelmq.testing.real import SimulatedCrash
 from tests.support.descriptors import open_below
+from tests.support.limits import largest_file
 
 pytestmark = pytest.mark.compiled
 
@@ -291,6 +292,14 @@ def test_a_source_that_fails_imports_nothing(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="line 2"):
         import_rows(DiskDirectory(tmp_path), source(), FakeClock(NOW))
     assert contents(tmp_path) == {}
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """The system says only that there is no room."""
+    with largest_file(10_000), pytest.raises(OSError, match="File too large") as raised:
+        import_rows(DiskDirectory(tmp_path), [row(b"x" * 20_000)], FakeClock(NOW))
+    assert Path(raised.value.filename).parent == tmp_path
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("loss", list(CrashLoss))
