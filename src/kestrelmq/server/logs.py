@@ -95,7 +95,10 @@ class LogFile(logging.FileHandler):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _MODE)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        # A pipe that nobody reads is an error; the server would wait for a reader for ever.
+        descriptor = os.open(self.baseFilename, flags | os.O_NONBLOCK, _MODE)
+        os.set_blocking(descriptor, True)
         return open(descriptor, "a", encoding=self.encoding, errors=self.errors)  # noqa: PTH123 # it is open already
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 # logging's name

@@ -40,6 +40,21 @@ def test_a_new_log_file_is_not_for_everybody(tmp_path: Path, ordinary_umask: Non
     assert path.read_text(encoding="utf-8") == "Zoë\n"
 
 
+def test_a_pipe_is_a_log_file_only_if_somebody_reads_it(tmp_path: Path) -> None:
+    """The server would wait for a reader for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device"):
+        LogFile(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+        handler = LogFile(pipe)
+        handler.emit(logging.makeLogRecord({"msg": "hello"}))
+        assert handler.stream is not None
+        assert os.get_blocking(handler.stream.fileno())
+        handler.close()
+        assert reader.read() == "hello\n"
+
+
 def test_a_log_file_that_is_there_goes_on_as_it_is(tmp_path: Path) -> None:
     """Its mode is the operator's choice, and what is in it stays."""
     path = tmp_path / "log"
