@@ -1089,6 +1089,36 @@ def test_the_deadline_of_a_read_that_was_not_written(tmp_path: Path, most: int) 
     spool.close()
 
 
+@pytest.mark.parametrize("reserves", [True, False])
+def test_the_order_of_leases_whose_end_could_not_be_written(
+    tmp_path: Path, *, reserves: bool
+) -> None:
+    """They end in pieces. Those that could not be written, and those behind them, stay in order."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = Spool(disk.path, disk, open_transaction_timeout=10)
+    items = [b"%d" % number for number in range(1200)]
+    spool.add(*items)
+    queue = spool.queue()
+    if reserves:
+        spool.reads(700)
+        spool.reads(500)
+    else:
+        assert len(queue.open_next(1200, 1 << 20)) == 1200
+        spool.commit()
+    fails = iter((False, True))
+    disk.fail = lambda point: "append" in point and next(fails, False)
+    spool.clock.advance(10)
+    spool.collection.check_deadlines()
+    spool.collection.commits.commit()
+    assert queue.open_reads == 700
+    for _ in range(4):
+        spool.pass_time(0.2)
+        assert queue.open_reads == 700
+    spool.pass_time(0.3)
+    assert (spool.items(), queue.open_reads) == (items, 0)
+    spool.close()
+
+
 def test_a_delayed_release_that_was_not_written(broken: tuple[Spool, CrashingDirectory]) -> None:
     """The lease ends when it would have, and not when the delay would have been over."""
     spool, disk = broken
