@@ -32,7 +32,7 @@ from typing import Any, Final
 from kestrelmq import clock
 from kestrelmq.cli.main import main as kestrelmq
 from kestrelmq.engine import backlog, upkeep, worker
-from kestrelmq.server.event_loop import RunTurns, TurnSelector
+from kestrelmq.server.loop.event_loop import RunTurns, TurnSelector
 
 Events = list[tuple[int, int]]
 

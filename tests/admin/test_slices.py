@@ -20,8 +20,8 @@ from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.turns import TurnLoop
 from tests.support.turning import no_reload
 
 QUEUES = 4000

@@ -18,13 +18,13 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.event_loop import ServerEventLoop
+from kestrelmq.server.loop.event_loop import ServerEventLoop
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.text import TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.turns import TurnLoop
 from tests.support.patience import PATIENCE
 
 _SENT_AT_ONCE: Final = 1 << 16

@@ -30,9 +30,9 @@ from kestrelmq.errors import JournalError
 from kestrelmq.protocol.memcache import Dump, Stats
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.sessions.memcache_admin import listing
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.turns import TurnLoop
 from tests.support.turning import no_reload
 
 OWN: Final = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]

@@ -10,10 +10,10 @@ from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import config_in_force
 from kestrelmq.names import MAX_NAME_BYTES
-from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.loop.threads import in_thread
+from kestrelmq.server.requests import changes
 from kestrelmq.server.status import Status
-from kestrelmq.server.threads import in_thread
 
 _PLAIN = "text/plain; charset=utf-8"
 _MOST_PATTERNS = 20

@@ -24,9 +24,9 @@ from kestrelmq.errors import (
     TagRefused,
 )
 from kestrelmq.server.context import ClientForbidden, Forbidden
+from kestrelmq.server.loop.threads import NoThread
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
-from kestrelmq.server.threads import NoThread
 
 log = logging.getLogger(__name__)
 

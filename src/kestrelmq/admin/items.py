@@ -31,14 +31,14 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Search
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
-from kestrelmq.server import changes, moving
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.put import put
-from kestrelmq.server.reads import HeldReadsReturn
-from kestrelmq.server.threads import in_thread
+from kestrelmq.server.loop.threads import in_thread
+from kestrelmq.server.requests import changes, moving
+from kestrelmq.server.requests.put import put
+from kestrelmq.server.requests.reads import HeldReadsReturn
 
 _LONG: Final = 256 << 10
 """Characters of base64 that a thread decodes."""

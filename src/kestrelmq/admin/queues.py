@@ -43,9 +43,9 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
-from kestrelmq.server import changes
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.threads import in_thread
+from kestrelmq.server.loop.threads import in_thread
+from kestrelmq.server.requests import changes
 
 _MOST_FILES: Final = 200
 _MOST_SOURCES: Final = 100

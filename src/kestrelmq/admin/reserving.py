@@ -40,7 +40,7 @@ from kestrelmq.protocol.reserving import (
     parse_reads,
     read_text,
 )
-from kestrelmq.server.reserving import AwaitedRequest, Reserved
+from kestrelmq.server.requests.reserving import AwaitedRequest, Reserved
 
 _SEND_TIMEOUT: Final = 60.0
 """Seconds within which a client must take a part of an answer."""

@@ -20,9 +20,9 @@ from kestrelmq.admin.guard import Guard, guarded
 from kestrelmq.admin.headers import add_headers
 from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
-from kestrelmq.server.background import kept_running
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Exhaustion
+from kestrelmq.server.loop.background import kept_running
 from kestrelmq.server.server_actions import is_loopback
 from kestrelmq.server.sockets import Endpoint, ListeningSocket, endpoints
 

@@ -22,11 +22,11 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.export_rows import ExportRow, json_pieces, live_rows
 from kestrelmq.journal.records import ADDX_HEADER, item_times
-from kestrelmq.server import changes
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.put import put
-from kestrelmq.server.threads import in_thread
+from kestrelmq.server.loop.threads import in_thread
+from kestrelmq.server.requests import changes
+from kestrelmq.server.requests.put import put
 
 _SEND_TIMEOUT: Final = 60.0
 """Seconds within which a client must take a part of an export."""

@@ -27,13 +27,15 @@ from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
-from kestrelmq.server.background import BackgroundTask, kept_running
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.event_loop import ServerEventLoop
 from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.loop.background import BackgroundTask, kept_running
+from kestrelmq.server.loop.event_loop import ServerEventLoop
+from kestrelmq.server.loop.threads import NoThread, in_thread
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
@@ -46,8 +48,6 @@ from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.silence import SilenceWatch
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.server.threads import NoThread, in_thread
-from kestrelmq.server.turns import TurnLoop
 from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
-from kestrelmq.server.threads import in_thread
+from kestrelmq.server.loop.threads import in_thread
 
 MAX_COUNT: Final = 1000
 """The most items of a page."""

@@ -16,9 +16,9 @@ from typing import Final, Literal
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
-from kestrelmq.server.event_loop import END_OF_INPUT
+from kestrelmq.server.loop.event_loop import END_OF_INPUT
+from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 from kestrelmq.server.replies import OUTPUT_LIMIT, LatePart, Part, Queues, Replies
-from kestrelmq.server.turns import TurnConnection, TurnLoop
 
 RECEIVE_SIZE: Final = 65_536
 RECEIVE_SIZE_SMALL: Final = 479

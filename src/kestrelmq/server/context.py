@@ -18,9 +18,9 @@ from kestrelmq.journal.records import LATEST
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
-from kestrelmq.server.turns import TurnLoop
 from kestrelmq.version import VERSION
 
 

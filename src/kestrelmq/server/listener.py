@@ -10,8 +10,8 @@ from typing import Final
 from kestrelmq.engine.counters import Counters
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.logs import LogThrottle
+from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.sockets import Endpoint, ListeningSocket, is_unix, peer_name
-from kestrelmq.server.turns import TurnLoop
 
 _ACCEPTED_AT_ONCE: Final = 128
 _PAUSE: Final = 0.2

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.turns import TurnConnection, TurnLoop
+from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 
 SLICE: Final = 65_536
 """Bytes of a reply after which a slice ends."""

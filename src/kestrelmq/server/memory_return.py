@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.server.threads import NoThread, in_thread
+from kestrelmq.server.loop.threads import NoThread, in_thread
 
 PERIOD: Final = 3.0
 """Seconds between two looks at how large the process is."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
-from kestrelmq.server.turns import TurnConnection, TurnLoop
+from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 
 _MOVED_FROM: Final = 0x40
 _MOVED_TO: Final = 0x80

@@ -14,7 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import add_xid, item, item_data, save_xid, unremove
-from kestrelmq.server.background import kept_running
+from kestrelmq.server.loop.background import kept_running
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings

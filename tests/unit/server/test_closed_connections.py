@@ -19,10 +19,10 @@ from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.long_reply import LongReply
-from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import PendingRead
 from kestrelmq.server.replies import Replies
-from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
+from kestrelmq.server.requests.put import PendingPut
+from kestrelmq.server.requests.reads import PendingRead
+from kestrelmq.server.requests.reserving import ConnectionOwners, PendingReserve
 from kestrelmq.server.sessions.large_item import ArrivingItem
 from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor

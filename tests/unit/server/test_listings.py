@@ -8,9 +8,9 @@ from typing import Any, Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.server import turns
 from kestrelmq.server.clients import connected_clients
 from kestrelmq.server.long_reply import SLICE, in_slices
+from kestrelmq.server.loop import turns
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.turning import Turning
 

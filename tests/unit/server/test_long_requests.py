@@ -10,11 +10,12 @@ from typing import Any, Final, cast
 
 import pytest
 
+from kestrelmq import server
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.journal.files import AppendFile, Directory, DiskDirectory, FoundFile
-from kestrelmq.server import turns
-from kestrelmq.server.put import SLICE_ITEMS
+from kestrelmq.server.loop import turns
+from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get, thrift_put
@@ -462,5 +463,5 @@ ONE_PLACE: Final = {
 def test_each_rule_stands_in_one_module(what: str) -> None:
     """Who needs it calls that module."""
     rule, home = ONE_PLACE[what]
-    sources = Path(turns.__file__).parent.glob("*.py")
+    sources = Path(server.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if re.search(rule, path.read_text())] == [home]

@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.protocol.reserving import Reserve
-from kestrelmq.server.reserving import AwaitedRequest
+from kestrelmq.server.requests.reserving import AwaitedRequest
 from kestrelmq.server.status import Status
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get

@@ -13,9 +13,9 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
 from kestrelmq.protocol.reserving import Reserve
-from kestrelmq.server import turns
-from kestrelmq.server.reads import HeldReadsReturn
-from kestrelmq.server.reserving import AwaitedRequest
+from kestrelmq.server.loop import turns
+from kestrelmq.server.requests.reads import HeldReadsReturn
+from kestrelmq.server.requests.reserving import AwaitedRequest
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.turning import Turning

@@ -47,10 +47,10 @@ from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, R
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
-from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm
 from kestrelmq.server.replies import Queues
-from kestrelmq.server.reserving import ConnectionOwners, PendingReserve
+from kestrelmq.server.requests.put import PendingPut
+from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingConfirm
+from kestrelmq.server.requests.reserving import ConnectionOwners, PendingReserve
 from kestrelmq.server.sessions.large_item import (
     LARGE_ITEM,
     ArrivingItem,

@@ -38,13 +38,13 @@ from kestrelmq.protocol.memcache import (
     StatusCommand,
 )
 from kestrelmq.protocol.stats import SERVER_STATS
-from kestrelmq.server import changes
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.long_reply import Pieces
-from kestrelmq.server.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.replies import Part, rest_of
+from kestrelmq.server.requests import changes
+from kestrelmq.server.requests.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
 from kestrelmq.server.sessions.memcache_reads import error_reply
 from kestrelmq.server.status import Status, StatusNotSaved

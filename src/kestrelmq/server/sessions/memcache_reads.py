@@ -20,8 +20,8 @@ from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
-from kestrelmq.server.reads import ConnectionOpenReads, PendingRead, ReadHandler
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, rest_of
+from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingRead, ReadHandler
 
 _GRACE: Final = 5.0
 """Seconds by which the open read of a taken item outlasts the wait for the next item."""

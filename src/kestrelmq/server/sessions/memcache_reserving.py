@@ -22,7 +22,7 @@ from kestrelmq.protocol.reserving import (
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.replies import rest_of
-from kestrelmq.server.reserving import (
+from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
     Reserved,
     ReserveHandler,

@@ -60,16 +60,21 @@ from kestrelmq.protocol.text_commands import (
     Shutdown,
     Version,
 )
-from kestrelmq.server import changes
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
-from kestrelmq.server.managing import ManageAnswer, manage
-from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import ConnectionOpenReads, PendingConfirm, PendingRead, ReadHandler
 from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
-from kestrelmq.server.reserving import (
+from kestrelmq.server.requests import changes
+from kestrelmq.server.requests.managing import ManageAnswer, manage
+from kestrelmq.server.requests.put import PendingPut
+from kestrelmq.server.requests.reads import (
+    ConnectionOpenReads,
+    PendingConfirm,
+    PendingRead,
+    ReadHandler,
+)
+from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
     PendingReserve,
     Reserved,

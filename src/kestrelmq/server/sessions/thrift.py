@@ -66,16 +66,16 @@ from kestrelmq.protocol.thrift_messages import (
     SetStatus,
     ThriftStatus,
 )
-from kestrelmq.server import changes
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.managing import ManageAnswer, manage
-from kestrelmq.server.put import PendingPut
-from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import Part, Queues, rest_of
-from kestrelmq.server.reserving import (
+from kestrelmq.server.requests import changes
+from kestrelmq.server.requests.managing import ManageAnswer, manage
+from kestrelmq.server.requests.put import PendingPut
+from kestrelmq.server.requests.reads import MOST_READS_COUNTED
+from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
     PendingReserve,
     Reserved,

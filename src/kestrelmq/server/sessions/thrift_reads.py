@@ -18,8 +18,8 @@ from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.reads import PendingRead, ReadHandler
 from kestrelmq.server.replies import rest_of
+from kestrelmq.server.requests.reads import PendingRead, ReadHandler
 
 Encoded = tuple[bytes | memoryview, ...]
 """The encoding of an item, in parts if it is large; empty if its read has ended."""

@@ -16,7 +16,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
 from kestrelmq.server.context import ItemTimes
-from kestrelmq.server.put import put
+from kestrelmq.server.requests.put import put
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kestrelmq.server.busy_poll import POLL_TIME, BusyPoll, Events
+from kestrelmq.server.loop.busy_poll import POLL_TIME, BusyPoll, Events
 
 pytestmark = pytest.mark.compiled
 

@@ -32,8 +32,8 @@ from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.worker import Done, Job, JobRunner
 from kestrelmq.errors import JournalError
-from kestrelmq.server.busy_poll import BusyPoll
-from kestrelmq.server.event_loop import MAX_EVENTS, READABLE, TurnSelector
+from kestrelmq.server.loop.busy_poll import BusyPoll
+from kestrelmq.server.loop.event_loop import MAX_EVENTS, READABLE, TurnSelector
 
 # When many clients are busy but few of them are ready in each turn, the turn itself is most of the
 # cost. A short pause lets requests gather, so that one write and one wait serve more of them;

@@ -9,7 +9,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.protocol.reserving import ExtendOwner, Release, Reserve
-from kestrelmq.server.reserving import AwaitedRequest
+from kestrelmq.server.requests.reserving import AwaitedRequest
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning

@@ -13,10 +13,10 @@ from kestrelmq.engine.searching import Page, Search
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
-from kestrelmq.server import changes, moving
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.requests import changes, moving
 from kestrelmq.server.server_actions import log_request
 
 ManageAnswer: TypeAlias = Page | Moved | None

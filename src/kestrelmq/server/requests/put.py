@@ -20,11 +20,11 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.marks import PutMark
-from kestrelmq.server.changes import run_job
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.replies import Queues
+from kestrelmq.server.requests.changes import run_job
 
 SLICE_ITEMS: Final = 500
 """The most items of a slice, a copy for each queue; adding so many takes about a millisecond."""

@@ -10,8 +10,8 @@ from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_de
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Job
 from kestrelmq.errors import JournalError
-from kestrelmq.server.changes import run_job, wait_until_durable
 from kestrelmq.server.context import ServerContext
+from kestrelmq.server.requests.changes import run_job, wait_until_durable
 
 
 async def move(

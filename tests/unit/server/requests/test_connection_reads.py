@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.server.reads import ConnectionOpenReads
+from kestrelmq.server.requests.reads import ConnectionOpenReads
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled

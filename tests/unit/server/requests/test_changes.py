@@ -11,8 +11,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import YEAR_2100
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.server import changes
 from kestrelmq.server.long_reply import in_slices
+from kestrelmq.server.requests import changes
 from kestrelmq.testing.worker import HeldWorker
 from tests.support.turning import Turning
 
@@ -53,7 +53,7 @@ def many_queues(tmp_path: Path) -> Iterator[Turning]:
 @pytest.fixture
 def short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one slow thing be done in each turn, and no more."""
-    monkeypatch.setattr("kestrelmq.server.turns.SLOW_SHARE", -1.0)
+    monkeypatch.setattr("kestrelmq.server.loop.turns.SLOW_SHARE", -1.0)
 
 
 FLUSHES = [

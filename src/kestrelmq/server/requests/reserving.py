@@ -39,11 +39,11 @@ from kestrelmq.protocol.reserving import (
     Retire,
     nonce_text,
 )
-from kestrelmq.server.changes import wait_until_durable
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ClientForbidden, ServerContext
-from kestrelmq.server.reads import MOST_READS_COUNTED
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues
+from kestrelmq.server.requests.changes import wait_until_durable
+from kestrelmq.server.requests.reads import MOST_READS_COUNTED
 
 MAX_OWNERS: Final = 100
 """The most owners that one connection may name."""

@@ -1,0 +1,1 @@
+"""Requests that take several turns, or concern whole queues: the same for all protocols."""
