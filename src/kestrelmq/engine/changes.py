@@ -111,6 +111,11 @@ class ReadHeldBack:
     reservation: Reservation | None
 
 
+@dataclass(frozen=True, slots=True)
+class NoDeliveries:
+    """A note says that reads, which were opened just before, are no deliveries."""
+
+
 @dataclass(slots=True, init=False)
 class ReadsReserved:
     """Open reads were reserved."""
@@ -177,6 +182,7 @@ ReservedChange = (
     ReadsOpened
     | ReadsConfirmed
     | ReadHeldBack
+    | NoDeliveries
     | ReadsReserved
     | TermsChanged
     | TagDone
@@ -497,6 +503,8 @@ def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenRea
             reads.end(xid)
             reads.forget_deadline(xid)
             _reopen(reads, xid, record, reservation)
+        case NoDeliveries():
+            pass  # that ends with the reads
         case ReadsReserved(reservation):
             reads.reservations.remove(reservation)
         case TermsChanged(reservation, before):

@@ -307,7 +307,9 @@ class Departures:
         try:
             origin.write_now()
         except JournalError:
-            return  # they are still open and set aside
+            for xid in moved:  # they are still open and set aside
+                reads.reserved.set_uncounted(xid)
+            return
         for xid in moved:
             reads.forget_aside(xid)
         origin.expired_items += len(moved)

@@ -188,6 +188,7 @@ class Move:
                 record = self._source.head()
                 if record is not None and is_large(record):
                     held.append(self._source.hold_head())
+                    self._source.hold_back(held)
                     self._left -= 1
                     if not (yield from self._target.adding(record)):
                         self._give_back(held)
@@ -195,8 +196,9 @@ class Move:
                     self._check_source()
                 else:
                     self._hold_slice(held)
-                if not held:
-                    break
+                    if not held:
+                        break
+                    self._source.hold_back(held)
                 yield self._target.write()
                 for xid in held:
                     self._source.confirm(xid)

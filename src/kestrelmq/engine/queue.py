@@ -32,6 +32,7 @@ from kestrelmq.engine.changes import (
     HeadDropped,
     ItemAdded,
     MarkedItemAdded,
+    NoDeliveries,
     ReadConfirmed,
     ReadGivenBack,
     ReadHeldBack,
@@ -1435,6 +1436,16 @@ class Queue(Committable):
         self.reads.hold_plainly((xid,))
         return xid
 
+    def hold_back(self, xids: Sequence[int]) -> None:
+        """Take note that these reads, which were just opened, are no deliveries.
+
+        So a restart, which gives them back, does not count them.
+        """
+        for xid in xids:
+            self.reads.reserved.set_uncounted(xid)
+        self._collect(held_back_note(xids, self.reads.last_xid))
+        self.changes.undo.append(NoDeliveries())
+
     @property
     def is_settled(self) -> bool:
         """Whether a read takes only a short time; otherwise see `settle`."""
@@ -1778,6 +1789,7 @@ class Queue(Committable):
         """Set `record`, which was the head, aside; return the xid of its read."""
         xid = self._open(record, by_reader=False)
         self.reads.set_aside(xid, record)
+        self.hold_back((xid,))
         return xid
 
     def take_over(self, xid: int, record: bytes, *, counted: bool) -> None:

@@ -169,6 +169,8 @@ class OpenReads:
             self.open_bytes -= len(record)
             if len(self.retrying):
                 self._forget_retrying(xid)
+            if len(self.reserved.uncounted):
+                self.reserved.uncounted.pop(xid)
             if self.named is not None:
                 self.named.pop(xid)
             if self.plain is not None:
@@ -198,6 +200,8 @@ class OpenReads:
         if len(self.retrying):
             for xid in xids:
                 self._forget_retrying(xid)
+        if len(self.reserved.uncounted):
+            self.reserved.uncounted.pop_all(xids)
         if self.named is not None:
             self.named.pop_all(xids)
         if self.plain is not None:
@@ -389,7 +393,6 @@ class OpenReads:
         """Remove the item `xid` from those that wait for their retry delay, if it is one."""
         record = self.retrying.pop(xid)
         if record is not None:
-            self.reserved.uncounted.pop(xid)
             self.retrying_bytes -= len(record) - ADDX_HEADER + OVERHEAD
 
     def drop_all(self) -> list[list[Any]]:

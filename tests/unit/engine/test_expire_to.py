@@ -11,7 +11,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item_data
+from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
 
@@ -178,6 +178,18 @@ def test_one_that_never_fits_keeps_no_other_waiting(tmp_path: Path) -> None:
         spool.pass_time()
     assert spool.drain(LATER) == [b"1", b"2"]
     assert spool.queue().set_aside == 100
+    spool.close()
+
+
+def test_a_restart_counts_no_delivery(tmp_path: Path) -> None:
+    """Nobody got what was set aside."""
+    spool = Spool(tmp_path, max_items=1)
+    fill_target(spool)
+    spool.put(b"a", b"b")
+    spool.pass_time()
+    assert spool.queue().set_aside == 2
+    spool.kill()
+    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0, 0]
     spool.close()
 
 

@@ -19,6 +19,7 @@ from kestrelmq.engine.moving import (
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.journal.records import item_deliveries
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
 from kestrelmq.testing.real import SimulatedCrash
@@ -296,3 +297,12 @@ def test_a_dead_letter_queue_of_all_queues_has_only_the_letters_of_others(tmp_pa
     spool.add(b"x", name="work")
     assert source_of_dead_letters(spool.collection, "dead") == "work"
     spool.close()
+
+
+def test_a_move_that_was_killed_counts_no_delivery(spool: LocalQueues) -> None:
+    """Its items are open reads, which the next start gives back; nobody got them."""
+    slices = Move(spool.collection, spool.queue(), "late").slices()
+    next(slices)
+    spool.commit()
+    spool.kill()
+    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0, 0, 0]
