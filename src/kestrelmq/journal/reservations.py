@@ -135,7 +135,7 @@ class ReservedReads:
         retired: the last retired epoch of each name.
         size: an upper bound of the memory that the items of the reads take.
         note_bytes: about how many bytes notes that say all of this take.
-        uncounted: open reads, not reserved, that are held back and were no deliveries.
+        uncounted: open reads, not reserved, that no reader has and that were no deliveries.
         unconfirmed: reads that DONE confirmed, and no CONFIRM_REMOVE: a crash cut the journal.
     """
 
