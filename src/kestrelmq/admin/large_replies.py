@@ -14,6 +14,8 @@ from kestrelmq.admin.errors import ApiError
 
 UNSENT_BUDGET: Final = 64 << 20
 """While more bytes than this are rendered but unsent, no further reply is rendered."""
+_SENT_AT_ONCE: Final = 1 << 20
+"""Bytes after which other tasks run: a client that reads fast never makes the sending wait."""
 SEND_TIMEOUT: Final = 60.0
 """How long sending a reply may take."""
 
@@ -55,8 +57,14 @@ class LargeReplies:
             async with asyncio.timeout(SEND_TIMEOUT):
                 await response.prepare(request)
                 parts.reverse()
+                sent = 0
                 while parts:  # freed one by one: all at once, 100 MiB take 30 ms
-                    await response.write(parts.pop())
+                    part = parts.pop()
+                    await response.write(part)
+                    sent += len(part)
+                    if sent >= _SENT_AT_ONCE:
+                        sent = 0
+                        await asyncio.sleep(0)
                 await response.write_eof()
         except TimeoutError:
             if request.transport is not None:
