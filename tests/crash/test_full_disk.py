@@ -11,7 +11,7 @@ from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
 from tests.support.limits import largest_file
 from tests.support.patience import until
-from tests.support.server import running_server
+from tests.support.server import ServerProcess, running_server
 
 pytestmark = pytest.mark.compiled
 
@@ -140,9 +140,26 @@ def _fill(wire: Wire, mark: bytes, most: int = 100_000) -> tuple[list[bytes], in
     return stored, refused
 
 
+class UnhurriedServer(ServerProcess):
+    """Applies what one client sends together in one turn, however slow the machine is."""
+
+    command = """
+from kestrelmq.cli import serve
+from kestrelmq.cli.main import main
+
+class Server(serve.Server):
+    def run(self):
+        self._turns.slow_share = 3600.0
+        super().run()
+
+serve.Server = Server
+main()
+"""
+
+
 def test_reads_that_were_sent_stay_reserved_when_the_connection_ends(tmp_path: Path) -> None:
     """Answers that were sent stay good, although a failed read before them ends the connection."""
-    with running_server(tmp_path) as server, wires.Wire(server) as other:
+    with running_server(tmp_path, kind=UnhurriedServer) as server, wires.Wire(server) as other:
         wires.put(other, "work", "a", "b" * 1000)
         wires.put(other, "jobs", "c")
         with wires.Wire(server) as wire:
@@ -185,7 +202,7 @@ def test_a_tag_is_not_done_if_that_cannot_be_written(tmp_path: Path, listener: s
     ends = {"memcache": (b"\r\n", b"END\r\n"), "text": (b"\n", b"*\n")}
     line_end, end = ends[listener]
     reserve = b"reserve work 1 lease=600000 tag=a:1:1" + line_end
-    with running_server(tmp_path) as server, wires.Wire(server) as other:
+    with running_server(tmp_path, kind=UnhurriedServer) as server, wires.Wire(server) as other:
         wires.put(other, "work", "b" * 1000)
         with wires.Wire(server, listener) as wire:
             first = wire.ask_until(reserve, end)

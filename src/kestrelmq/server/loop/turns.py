@@ -194,6 +194,7 @@ class TurnLoop:
         latencies: how long operations take; about one operation a millisecond is measured.
         served: how many events of connections were served.
         turn_count: how many turns had something to write or to send.
+        slow_share: seconds of each turn for slow requests.
     """
 
     def __init__(self, clock: TurnClock, commits: GroupCommit) -> None:
@@ -204,6 +205,7 @@ class TurnLoop:
         self.latencies = Latencies()
         self.served = 0
         self.turn_count = 0
+        self.slow_share = SLOW_SHARE
         self._busy_poll = BusyPoll(self.selector.poll)
         self._commits = commits
         self._syncs = commits.syncs
@@ -239,7 +241,7 @@ class TurnLoop:
         """
         now = time.perf_counter()
         if not self._slow_share_ends:
-            self._slow_share_ends = now + SLOW_SHARE
+            self._slow_share_ends = now + self.slow_share
             return False
         return now > self._slow_share_ends
 
