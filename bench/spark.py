@@ -80,6 +80,11 @@ def fastest(work: Callable[[], object]) -> float:
     return best
 
 
+def required_note(required: int) -> str:
+    """Return what to print behind a figure of which so many MB/s are required; 0 for none."""
+    return f"  required {required}" if required else ""
+
+
 def consume(rows: DataFrame) -> None:
     """Compute every row and every column, and drop them."""
     rows.write.format("noop").mode("overwrite").save()
@@ -131,10 +136,9 @@ def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> N
     def report(name: str, sparks: float, alone: float) -> None:
         factor = {ALL: 1, ONE: 2, SUMMARY: 2}.get(name, 0)
         required = factor * REQUIRED_SCAN.get(item_bytes, 0)
-        note = f"  required {required}" if required else ""
         print(
             f"  {name:24} Spark {journal / sparks / 1e6:6.0f} MB/s"
-            f"   one process {journal / alone / 1e6:6.0f} MB/s{note}",
+            f"   one process {journal / alone / 1e6:6.0f} MB/s{required_note(required)}",
             flush=True,
         )
 
@@ -184,8 +188,7 @@ def measure_write(spark: SparkSession, scratch: Path, spool: Path, item_bytes: i
     sizes = [file.size for file in list_files(str(target))]
     batches = pa.dataset.dataset(parquet).to_table().to_batches(max_chunksize=10_000)
     alone = fastest(lambda: write_alone(batches, scratch / "alone"))
-    required = REQUIRED_WRITE.get(item_bytes)
-    note = f"  required {required}" if required else ""
+    note = required_note(REQUIRED_WRITE.get(item_bytes, 0))
     print(
         f"  {'write, from Parquet':24} Spark {sum(sizes) / sparks / 1e6:6.0f} MB/s"
         f"   one process {sum(sizes) / alone / 1e6:6.0f} MB/s (rows in memory){note}",
