@@ -111,26 +111,38 @@ def dead_letters(server: ServerProcess) -> dict[bytes, int]:
         wire.close()
 
 
+def put(server: ServerProcess, items: list[bytes]) -> None:
+    """Put items into `jobs`."""
+    wire = Wire(server.ports["memcache"])
+    for item in items:
+        assert wire.ask(b"set jobs 0 0 %d\r\n%b\r\n" % (len(item), item)) == b"STORED"
+    wire.close()
+
+
 def check(tmp_path: Path, kills: int) -> None:
-    """Kill the server so often, and compare what became of the items."""
+    """Kill the server so often, and compare what became of the items.
+
+    Each kill has items of its own, which are put after the one before. So however late this thread
+    sees that enough were handled, there are enough for the next.
+    """
     items = [b"%06d" % number for number in range(1, BETWEEN_KILLS * (kills + 1))]
     bad = {item for item in items if is_bad(item)}
+    good = 0
     with running_server(tmp_path, config=CONFIG) as server:
-        wire = Wire(server.ports["memcache"])
-        for item in items:
-            assert wire.ask(b"set jobs 0 0 %d\r\n%b\r\n" % (len(item), item)) == b"STORED"
-        wire.close()
         workers = Workers(server)
         threads = [Thread(target=workers.work, args=(seed,)) for seed in range(4)]
         for thread in threads:
             thread.start()
         try:
-            for _ in range(kills):
-                enough = len(workers.handled) + BETWEEN_KILLS // 2
+            for start in range(0, len(items), BETWEEN_KILLS):
+                if start:
+                    server.kill9()
+                    server.start()
+                batch = items[start : start + BETWEEN_KILLS]
+                put(server, batch)
+                good += len(set(batch) - bad)
+                enough = good - BETWEEN_KILLS // 2
                 until(lambda: workers.reached(enough))  # noqa: B023 # it is called before the next
-                server.kill9()
-                server.start()
-            good = len(items) - len(bad)
             until(lambda: workers.reached(good))
             wire = Wire(server.ports["memcache"])
             until(lambda: b"0" == stat(wire, "items") == stat(wire, "open_transactions"))
