@@ -10,7 +10,6 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.server.clients import connected_clients
 from kestrelmq.server.long_reply import SLICE, in_slices
-from kestrelmq.server.loop import turns
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.turning import Turning
 
@@ -138,13 +137,11 @@ def test_clients_that_go_while_they_are_listed(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_turn_has_one_share_for_all_that_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_has_one_share_for_all_that_is_slow(tmp_path: Path) -> None:
     """When it is over, the slow wait for the next turn, and take their turns."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)  # over after the first piece
 
     async def scenario(turning: Turning) -> None:
+        turning.turns.slow_share = 0.0  # over after the first piece
         clients = [turning.connect("memcache") for _ in range(3)]
         for client in clients:
             client.send(b"dump_stats queue-00001 queue-00002\r\nstatus\r\nversion\r\n")

@@ -14,7 +14,6 @@ from kestrelmq import server
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.journal.files import AppendFile, Directory, DiskDirectory, FoundFile
-from kestrelmq.server.loop import turns
 from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning
@@ -246,13 +245,11 @@ def test_a_client_leaves_while_its_items_are_added(tmp_path: Path, protocol: str
 
 
 @pytest.mark.parametrize("auto_abort", [0, 60_000])
-def test_a_client_leaves_while_its_thrift_get_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_abort: int
-) -> None:
+def test_a_client_leaves_while_its_thrift_get_is_answered(tmp_path: Path, auto_abort: int) -> None:
     """In whatever turn that is, all of the items go back, in their order."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)  # others are served after the first items
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        turning.turns.slow_share = 0.0  # others are served after the first items
         queue = turning.collection.queues["work"]
         for item in ITEMS:
             queue.add(item)
@@ -310,14 +307,12 @@ LONG: Final = {
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("kind", LONG)
-def test_no_request_overtakes_a_long_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_no_request_overtakes_a_long_one(tmp_path: Path, kind: str) -> None:
     """Those that arrive between its turns, one after the other, are answered after it."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", 0.0)
     protocol, long_request, request, answer = LONG[kind]
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        turning.turns.slow_share = 0.0
         queue = turning.collection.queues["work"]
         for number in range(600):
             queue.add(b"x" * 3000)
@@ -376,14 +371,12 @@ NEW: Final = {
 
 
 @pytest.mark.parametrize("kind", NEW)
-def test_others_are_served_while_queues_are_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_others_are_served_while_queues_are_created(tmp_path: Path, kind: str) -> None:
     """A client that names queues that nobody has named before gets a few of them in each turn."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
     protocol, requests = NEW[kind]
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        turning.turns.slow_share = -1.0  # over after the first piece
         client, other = turning.connect(protocol), turning.connect("memcache")
         queues = turning.collection.queues
         before = len(queues)
@@ -400,14 +393,12 @@ def test_others_are_served_while_queues_are_created(
 
 
 @pytest.mark.parametrize("size", [1, WRITE_AHEAD_SIZE])
-def test_others_are_served_while_children_begin_to_delay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_others_are_served_while_children_begin_to_delay(tmp_path: Path, size: int) -> None:
     """Each child gets a journal of delayed items at the first; that of some is begun in a turn."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
     children = 30
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        turning.turns.slow_share = -1.0  # over after the first piece
         queues = [turning.collection.obtain(f"work+{number}") for number in range(children)]
         client, other = turning.connect("memcache"), turning.connect("memcache")
         await turning.send(client, b"set work/delay=99999 0 0 %d\r\n%b\r\n" % (size, b"x" * size))
@@ -424,13 +415,11 @@ def test_others_are_served_while_children_begin_to_delay(
     run(tmp_path, scenario)
 
 
-def test_a_client_leaves_while_children_begin_to_delay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_leaves_while_children_begin_to_delay(tmp_path: Path) -> None:
     """Nothing is added then; the next delayed item goes on with those that have not begun."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
 
     async def scenario(turning: Turning, _directory: OddDirectory) -> None:
+        turning.turns.slow_share = -1.0
         queues = [turning.collection.obtain(f"work+{number}") for number in range(9)]
         client = turning.connect("memcache")
         request = b"set work/delay=99999 0 0 1\r\nx\r\n"

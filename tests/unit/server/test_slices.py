@@ -13,7 +13,6 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
 from kestrelmq.protocol.reserving import Reserve
-from kestrelmq.server.loop import turns
 from kestrelmq.server.requests.reads import HeldReadsReturn
 from kestrelmq.server.requests.reserving import AwaitedRequest
 from kestrelmq.testing.crashing import CrashingDirectory
@@ -71,14 +70,12 @@ async def answered_meanwhile(turning: Turning, other: socket.socket, condition: 
 
 
 @pytest.mark.parametrize("kind", READS)
-def test_a_read_behind_many_expired_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_read_behind_many_expired_items(tmp_path: Path, kind: str) -> None:
     """It gets the first that is not; others are served meanwhile."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
     request, reply = READS[kind]
     fill(tmp_path)
     turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # over after the first piece
 
     async def scenario() -> None:
         queue = turning.collection.obtain("work")
@@ -102,13 +99,11 @@ def test_a_read_behind_many_expired_items(
     run(tmp_path, scenario(), turning)
 
 
-def test_a_thrift_peek_behind_many_expired_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thrift_peek_behind_many_expired_items(tmp_path: Path) -> None:
     """It shows the first that is not, and leaves it; others are served meanwhile."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
     fill(tmp_path)
     turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # over after the first piece
 
     async def scenario() -> None:
         queue = turning.collection.obtain("work")
@@ -130,11 +125,11 @@ def test_a_thrift_peek_behind_many_expired_items(
     run(tmp_path, scenario(), turning)
 
 
-def test_a_task_behind_many_expired_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_behind_many_expired_items(tmp_path: Path) -> None:
     """It reserves the first that is not; others are served meanwhile."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)  # over after the first piece
     fill(tmp_path)
     turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # over after the first piece
 
     async def scenario() -> None:
         queue = turning.collection.obtain("work")
@@ -240,14 +235,13 @@ def many_reads(path: Path) -> Turning:
 )
 def test_many_reads_are_confirmed(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     protocol: str,
     more: tuple[bytes, bytes],
     all_of_them: bytes,
 ) -> None:
     """None if they are fewer; otherwise all, while others are served."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
     request, refusal = more
 
     async def scenario() -> None:
@@ -271,11 +265,11 @@ def test_many_reads_are_confirmed(
 @pytest.mark.parametrize("protocol", ["memcache", "text"])
 @pytest.mark.parametrize("is_confirming", [False, True])
 def test_a_client_with_many_reads_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, *, is_confirming: bool
+    tmp_path: Path, protocol: str, *, is_confirming: bool
 ) -> None:
     """All that it had goes back in order, while others are served; what it confirmed stays so."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await hold(turning, protocol)
@@ -318,12 +312,10 @@ async def begin_return(turning: Turning, queue: Queue, client: socket.socket, en
 
 @pytest.mark.parametrize("end", ["the client leaves", "time is up", "the owner releases"])
 @pytest.mark.parametrize("is_waiting", [False, True])
-def test_who_reads_while_reads_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *, is_waiting: bool
-) -> None:
+def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting: bool) -> None:
     """Readers get the oldest, which comes back last, whether they waited before or not."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await (reserve(turning) if "owner" in end else hold(turning, "memcache"))
@@ -358,12 +350,10 @@ def test_who_reads_while_reads_come_back(
     run(tmp_path, scenario(), turning)
 
 
-def test_who_reads_while_reads_that_are_over_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_reads_while_reads_that_are_over_come_back(tmp_path: Path) -> None:
     """What is left of them is in the queue already, and is read as ever."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")
@@ -383,16 +373,14 @@ def test_who_reads_while_reads_that_are_over_come_back(
         turning.run(scenario())
 
 
-def test_who_reserves_while_dead_items_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_reserves_while_dead_items_leave(tmp_path: Path) -> None:
     """Whoever waits at both queues gets the first that arrives in one of them."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     settings = QueueConfig(max_deliveries=1, dead_letter_queue="dead")
     config = ServerConfig(
         queue_path=tmp_path, max_monitor_transactions=2 * HELD, queues={"work": settings}
     )
     turning = Turning(tmp_path, config)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")
@@ -423,12 +411,10 @@ async def reserve(turning: Turning) -> tuple[Queue, socket.socket]:
     return queue, client
 
 
-def test_an_owner_leaves_while_its_reads_are_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_leaves_while_its_reads_are_released(tmp_path: Path) -> None:
     """Those that were not released yet stay reserved, and nobody waits for them."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await reserve(turning)
@@ -451,11 +437,11 @@ def test_an_owner_leaves_while_its_reads_are_released(
         turning.run(scenario())
 
 
-def test_an_owner_releases_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_releases_on_a_full_disk(tmp_path: Path) -> None:
     """It is told, and has all its reads."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     disk = CrashingDirectory.within(tmp_path)
     turning = Turning(disk.path, directory=disk)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await reserve(turning)
@@ -497,12 +483,10 @@ def test_who_reads_while_an_administrator_gives_reads_back(tmp_path: Path) -> No
         turning.run(scenario())
 
 
-def test_a_queue_is_deleted_while_reads_are_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_is_deleted_while_reads_are_given_back(tmp_path: Path) -> None:
     """Nothing comes back, and an owner who releases them is answered."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await reserve(turning)
@@ -523,12 +507,10 @@ def test_a_queue_is_deleted_while_reads_are_given_back(
         turning.run(scenario())
 
 
-def test_a_server_stops_while_reads_are_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_stops_while_reads_are_given_back(tmp_path: Path) -> None:
     """The next start gives back the rest."""
-    monkeypatch.setattr(turns, "SLOW_SHARE", -1.0)
     turning = many_reads(tmp_path)
+    turning.turns.slow_share = -1.0
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")

@@ -51,9 +51,9 @@ def many_queues(tmp_path: Path) -> Iterator[Turning]:
 
 
 @pytest.fixture
-def short_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_shares(turning: Turning) -> None:
     """Let one slow thing be done in each turn, and no more."""
-    monkeypatch.setattr("kestrelmq.server.loop.turns.SLOW_SHARE", -1.0)
+    turning.turns.slow_share = -1.0
 
 
 FLUSHES = [
