@@ -146,7 +146,7 @@ class StartUp:
         finally:
             self._hand_over()
 
-    def _load(self, queue_files: QueueFiles, pace: Pace) -> Queue | QueueUnavailable:
+    def _load(self, queue_files: QueueFiles, pace: Pace | None = None) -> Queue | QueueUnavailable:
         """Load a queue; whatever goes wrong there does not keep the others from being loaded."""
         try:
             return self._collection.load(queue_files, pace)
@@ -183,9 +183,11 @@ class StartUp:
     def _job_is_over(self, error: BaseException | None) -> None:
         if self._stopped:
             return
-        if error is not None and self._waiting:  # the job could not begin
-            name = self._waiting.popleft().queue
-            self._let_one_in(name, _broken(name, error))
+        if error is not None and self._waiting:
+            # The job could not begin, because the system has no room for a thread. Until it has,
+            # this thread loads one queue after the other.
+            queue_files = self._waiting.popleft()
+            self._let_one_in(queue_files.queue, self._load(queue_files))
         self._load_next()
 
 
