@@ -149,11 +149,21 @@ class Turning:
         """Return what comes, up to and with `end`, after which nothing comes."""
         received = bytearray()
         while not received.endswith(end):
-            try:
-                received += client.recv(1 << 20)
-            except BlockingIOError:
-                await self.turn()
+            received += await self.receive_some(client)
         return bytes(received)
+
+    async def receive_some(self, client: socket.socket) -> bytes:
+        """Return what has come; if that is nothing, let the loop serve first.
+
+        At the end of the connection this fails: what a test waits for cannot come any more.
+        """
+        try:
+            some = client.recv(1 << 20)
+        except BlockingIOError:
+            await self.turn()
+            return b""
+        assert some, "the server has ended the connection"
+        return some
 
     async def hang_up(self, client: socket.socket) -> None:
         """Close the client's end, and return when the server has closed its own."""

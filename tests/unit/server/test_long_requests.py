@@ -105,10 +105,7 @@ async def answer(turning: Turning, client: socket.socket, protocol: str) -> int 
         return int(reply[1:]) if reply.startswith("+") else reply[1:]
     received = b""
     while len(received) < 4 or len(received) < 4 + struct.unpack_from(">i", received)[0]:
-        try:
-            received += client.recv(1 << 20)
-        except BlockingIOError:
-            await turning.turn()
+        received += await turning.receive_some(client)
     if received[7] == 3:
         return received.decode(errors="replace")
     count: int = struct.unpack_from(">i", received, 22)[0]
@@ -323,10 +320,7 @@ def test_no_request_overtakes_a_long_one(tmp_path: Path, kind: str) -> None:
         while asked < 300 or received.count(answer) < asked:
             if asked < 300:
                 asked += client.send(request) == len(request)
-            try:
-                received += client.recv(1 << 14)
-            except BlockingIOError:
-                await turning.turn()
+            received += await turning.receive_some(client)
         first = received.index(answer)
         assert (b"x" * 3000 in received[:first]) == (kind != "a listing")
         assert b"x" * 3000 not in received[first:]

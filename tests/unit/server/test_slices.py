@@ -87,10 +87,7 @@ def test_a_read_behind_many_expired_items(tmp_path: Path, kind: str) -> None:
         assert await answered_meanwhile(turning, other, lambda: len(queue) < 1) > 1
         received = bytearray()
         while reply not in received:
-            try:
-                received += client.recv(1 << 16)
-            except BlockingIOError:
-                await turning.turn()
+            received += await turning.receive_some(client)
         assert queue.expired_items == COUNT
         client.close()
         other.close()
@@ -113,10 +110,7 @@ def test_a_thrift_peek_behind_many_expired_items(tmp_path: Path) -> None:
         assert await answered_meanwhile(turning, other, lambda: len(queue) < 2) > 1
         received = bytearray()
         while b"\0\0\0\x04live" not in received:
-            try:
-                received += client.recv(1 << 16)
-            except BlockingIOError:
-                await turning.turn()
+            received += await turning.receive_some(client)
         assert queue.expired_items == COUNT
         client.close()
         other.close()
