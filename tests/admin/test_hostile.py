@@ -175,6 +175,54 @@ def test_a_client_that_takes_no_reply_is_ended(impatient: Admin) -> None:
         until(lambda: descriptors(impatient) <= before)
 
 
+def posted(path: str, body: object) -> bytes:
+    """Return a request."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+
+
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CREATE = posted("/api/v1/queues", {"name": "new"})
+RESERVE = posted("/api/v1/reserve", {"queues": ["work"], "count": 1, "lease": 60, "timeout": 600})
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (PING, [200]),
+        (PING * 3, [200] * 3),
+        (CREATE, [201]),
+        (PING + CREATE + PING, [200, 201, 200]),
+        (b"GET /stats.json HTTP/1.0\r\n\r\n", [200]),
+        (b"GET /no-such-page HTTP/1.1\r\nHost: localhost\r\n\r\n", [404]),
+        (b"no request\r\n\r\n", [400]),
+        (CREATE[:-1], []),
+        (b"", []),
+    ],
+)
+def test_a_client_that_ends_its_side(tmp_path: Path, sent: bytes, statuses: list[int]) -> None:
+    """It gets the replies to whole requests, and then the end."""
+    with running_server(tmp_path) as server, connected(Admin(server), sent) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        received = rest(connection)
+        assert [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", received)] == statuses
+
+
+def test_a_client_that_ends_its_side_reserves_nothing(tmp_path: Path) -> None:
+    """It may be gone: what is reserved for it could not reach it."""
+    with running_server(tmp_path) as server:
+        with connected(Admin(server), RESERVE) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            # It gets no reply if it ended its side only after the wait had begun.
+            assert re.match(
+                rb"HTTP/1\.1 400 .*must not end its side|$", rest(connection), re.DOTALL
+            )
+        with Wire(server) as wire:
+            wire.ask(b"set work 0 0 4\r\nitem\r\nget work\r\n", b"STORED\r\n")
+            wire.expect(b"VALUE work 0 4\r\nitem\r\nEND\r\n")
+
+
 def test_a_stream_that_is_not_read_is_ended(impatient: Admin) -> None:
     """A watcher that reads nothing loses its place."""
     with Wire(impatient.server) as wire:

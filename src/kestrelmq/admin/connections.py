@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.web_request import BaseRequest
 
 from kestrelmq.admin.errors import ApiError, Handler, error_reply
@@ -109,6 +109,8 @@ class HttpConnection(web.RequestHandler):
     __slots__ = (
         "_connections",
         "_end_wait",
+        "_input_ended",
+        "_last_body",
         "_next_arrived",
         "peer",
         "serving",
@@ -127,6 +129,8 @@ class HttpConnection(web.RequestHandler):
             auto_decompress=False,
         )
         self._connections = connections
+        self._input_ended = False
+        self._last_body: StreamReader | None = None
         self.peer = ""
         self.serving = False
         self.since = 0.0
@@ -157,8 +161,39 @@ class HttpConnection(web.RequestHandler):
         aiohttp stops reading after some of these; then nobody sees that the client disconnects.
         """
         super().data_received(data)
-        if self._messages and self._next_arrived is not None:
-            self._next_arrived()
+        if self._messages:
+            self._last_body = self._messages[-1][1]
+            if self._next_arrived is not None:
+                self._next_arrived()
+
+    def eof_received(self) -> bool:  # type: ignore[override] # asyncio asks whether to keep it
+        """Keep the connection until the whole requests that have come are answered.
+
+        A client may end only its own side, as `nc -N` does after what it sends from a file. It
+        counts as gone, though, while its request waits for something, since that could not reach
+        it then, and once its reply has begun, since that may go on for ever.
+        """
+        self._input_ended = self._end_wait is None and self._awaits_reply()
+        return self._input_ended
+
+    def _awaits_reply(self) -> bool:
+        """Whether all of the last request is there, and nothing was sent in reply to it yet."""
+        if self._last_body is None or not self._last_body.is_eof():
+            return False
+        if self._messages:
+            return True
+        is_served, request = self._waiter is None, self._current_request
+        return is_served and (request is None or not request.writer.output_size)
+
+    def request_served(self) -> None:
+        """Take note that a request was served: close the connection if it was the last one."""
+        if self._input_ended and not self._messages:
+            self.close()
+
+    @property
+    def may_be_gone(self) -> bool:
+        """Whether the client is gone, or has ended its side, which looks the same."""
+        return self.transport is None or self._input_ended
 
     @contextmanager
     def waiting(
@@ -168,9 +203,9 @@ class HttpConnection(web.RequestHandler):
 
         And call `next_arrived` if the client sends another request, or has done so already.
 
-        Raises ConnectionError: the client is gone already.
+        Raises ConnectionError: the client is gone already, or may be.
         """
-        if self.transport is None:
+        if self.may_be_gone:
             raise _gone()
         self._end_wait, self._next_arrived = end_wait, next_arrived
         try:
@@ -307,6 +342,7 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
     finally:
         connection.serving = False
         connection.since = asyncio.get_running_loop().time()
+        connection.request_served()
 
 
 def _gone() -> ConnectionError:

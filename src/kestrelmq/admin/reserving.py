@@ -74,6 +74,9 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
         except ConnectionError:
             if call.connection.transport is None:
                 raise
+            if call.connection.may_be_gone:
+                reason = "a client that reserves items must not end its side of the connection"
+                raise ApiError(400, "bad_request", reason) from None
             raise ApiError(503, "shutting_down", "the server is shutting down") from None
         if reserved is None:
             return Answer(ReservedAnswer(done=True, items=[]))
