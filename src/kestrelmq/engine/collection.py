@@ -198,10 +198,6 @@ class QueueCollection:
             )
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
-        # The journal is not open yet, so a change of its dialect has to wait.
-        dialect = found.journal.dialect
-        if dialect not in {None, config.journal_dialect}:
-            config = config.model_copy(update={"journal_dialect": dialect})
         queue = self._new_queue(name, config, found.journal, found.state, found.created)
         queue.hold_loaded(delayed)
         return queue

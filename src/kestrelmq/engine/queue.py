@@ -204,7 +204,7 @@ class Queue(Committable):
         """Start with `state`, which was replayed from `journal`.
 
         Its open reads are given back, except those that are reserved. `open_journal` opens a
-        journal that was loaded.
+        journal that was loaded; until `configure` after that, the queue keeps its dialect.
         """
         self.name = name
         self.config = config
@@ -217,16 +217,17 @@ class Queue(Committable):
         given_back = sorted((xid for xid in state.open if xid not in reserved.by_xid), reverse=True)
         for xid in given_back:
             state.unremove(xid)
-        dialect: Dialect = "documented"
-        if isinstance(journal, FileJournal) and journal.dialect is not None:
-            dialect = journal.dialect
+        dialect = journal.dialect if isinstance(journal, FileJournal) else None
+        if dialect not in {None, config.journal_dialect}:
+            # Only a journal that is open can change its dialect.
+            config = self.config = config.model_copy(update={"journal_dialect": dialect})
         # In the journal these reads are still open. The first write adds that they are given back,
         # or what became of them.
         prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
         prelude += [*map(unremove, given_back), *map(confirm_remove, sorted(reserved.unconfirmed))]
         self.changes = Changes(b"".join(prelude))
         self.backlog = Backlog(name, journal, state)
-        self.reads = OpenReads(state.last_xid, dialect, state.open, reserved)
+        self.reads = OpenReads(state.last_xid, dialect or "documented", state.open, reserved)
         self.waiters: OrderedDict[Waiter, None] = NOBODY
         self._upkeep: Upkeep | None = None
         self._delayed: DelayedItems[Queue] | None = None
@@ -993,12 +994,9 @@ class Queue(Committable):
         """Keep delayed items, and begin with those that were found."""
         journal, state = found.journal, Replay()
         state.last_xid, state.producers = found.last_xid, found.producers
-        config = companion_settings(self.config)
-        if isinstance(journal, FileJournal) and journal.dialect is not None:
-            config = config.model_copy(update={"journal_dialect": journal.dialect})
         companion = Queue(
             delayed_name(self.name),
-            config,
+            companion_settings(self.config),
             self._clock,
             self._commits,
             journal=journal,

@@ -121,4 +121,6 @@ def open_queue(
         )
         queue.hold_loaded(delayed)
         queue.open_journal()
+        if queue.config is not config:  # the journal's dialect changes
+            queue.configure(config)
         return queue, held.pop_all()
