@@ -44,7 +44,7 @@ NOW = 1_700_000_000_000
 i32 = st.integers(-(2**31), 2**31 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
 data = st.binary(max_size=40)
-plausible_times = st.integers(946_684_800_000, 4_102_444_799_999)
+plausible_times = st.integers(946_684_800_000, 4_133_980_799_999)
 # A count that a STATE_DUMP cannot be mistaken for a CONTINUE by.
 counts = st.integers(-(2**31), 15)
 

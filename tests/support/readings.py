@@ -114,7 +114,7 @@ def _is_continue(raw: bytes, begin: int, size: int) -> bool:
     if size < 16 or begin + size > len(raw):
         return False
     added: int = struct.unpack_from("<q", raw, begin)[0]
-    return 946_684_800_000 <= added < 4_102_444_800_000
+    return 946_684_800_000 <= added < 4_133_980_800_000
 
 
 def replayed(files: Mapping[str, bytes], queue: str, *, keeps_xid: bool) -> Reading:

@@ -38,7 +38,7 @@ from kestrelmq.journal.records import (
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_RECORD,
     YEAR_2000,
-    YEAR_2100,
+    YEAR_2101,
     Buffer,
     item_add_time,
     save_xid,
@@ -240,7 +240,7 @@ class _Age:
                 self._may_be(item_add_time(first))
 
     def _may_be(self, time: int) -> None:
-        if YEAR_2000 <= time < YEAR_2100 and time < self.created:
+        if YEAR_2000 <= time < YEAR_2101 and time < self.created:
             self.created = time
 
 

@@ -77,8 +77,8 @@ LATEST: Final = 2**63 - 1
 MIN_XID: Final = -(2**31)
 MAX_XID: Final = 2**31 - 1
 YEAR_2000: Final = 946_684_800_000
-YEAR_2100: Final = 4_102_444_800_000
-"""Where the bytes alone do not decide, an add time (ms) is believed only between these two."""
+YEAR_2101: Final = 4_133_980_800_000
+"""If the bytes alone do not decide, an add time (ms) is believed from 2000 to the end of 2100."""
 
 _BYTES: Final = bytes(range(256))
 _SPLIT_WORDS: Final = tuple([Struct("4s" * count).unpack for count in range(33)])

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2100, Buffer
+from kestrelmq.journal.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2101, Buffer
 from kestrelmq.journal.scanning import record_length
 
 _HEADER: Final = Struct("<iqq")
@@ -100,7 +100,7 @@ def _makes_sense(buffer: Buffer, position: int, header: int, since: int) -> bool
     length, added, expiry = _HEADER.unpack_from(buffer, position + header)
     if length < 16 or position + header + 4 + length > size:
         return False
-    if not (since <= added < YEAR_2100 and 0 <= expiry < 2 * YEAR_2100):
+    if not (since <= added < YEAR_2101 and 0 <= expiry < 2 * YEAR_2101):
         return False
     return _followed_by_records(buffer, position)
 

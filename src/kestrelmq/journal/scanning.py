@@ -30,7 +30,7 @@ from kestrelmq.journal.records import (
     TIMES_SIZE,
     UNREMOVE,
     YEAR_2000,
-    YEAR_2100,
+    YEAR_2101,
     Add,
     AddX,
     AddXid,
@@ -156,7 +156,7 @@ def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:
     if size < TIMES_SIZE or position + 9 + size > end:
         return False
     add_time: int = _I64.unpack_from(buffer, position + 9)[0]
-    return YEAR_2000 <= add_time < YEAR_2100
+    return YEAR_2000 <= add_time < YEAR_2101
 
 
 def is_cut_continue(buffer: Buffer, position: int, end: int) -> bool | None:

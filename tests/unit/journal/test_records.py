@@ -192,6 +192,7 @@ def test_huge_size_is_a_cut_record() -> None:
         (continue_bytes(ADD_TIME, b""), True),
         (continue_bytes(YEAR_2000), True),
         (continue_bytes(YEAR_2000 - 1), False),
+        (continue_bytes(YEAR_2101 - 1), True),
         (continue_bytes(YEAR_2101), False),
         (continue_bytes(0), False),
         (continue_bytes(-1), False),

@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.records import YEAR_2100
+from kestrelmq.journal.records import YEAR_2101
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.requests import changes
@@ -102,7 +102,7 @@ def test_others_are_served_while_many_delayed_items_are_flushed(
 ) -> None:
     """What they add meanwhile comes after the flush, and stays."""
     for number in range(20_000):
-        turning.collection.add("late", b"%d" % number, due=YEAR_2100)
+        turning.collection.add("late", b"%d" % number, due=YEAR_2101)
     assert not turning.collection.commits.commit()
     queue = turning.collection.obtain("late")
     seen: list[int] = []
@@ -129,7 +129,7 @@ def test_a_flush_is_on_disk_when_it_is_answered(tmp_path: Path, request_: bytes)
     config = ServerConfig(queue_path=tmp_path, default=QueueConfig(sync_journal=0))
     with Turning(tmp_path, config) as turning:
         turning.collection.add("late", b"waits")
-        turning.collection.add("late", b"is late", due=YEAR_2100)
+        turning.collection.add("late", b"is late", due=YEAR_2101)
         assert not turning.collection.commits.commit()
         journals = [queue.journal for queue in turning.collection.obtain("late").with_companion]
         for journal in journals:
