@@ -27,6 +27,7 @@ from kestrelmq.config.values import (
     Credentials,
     Duration,
     DurationLimit,
+    DurationOrOff,
     Factor,
     FilePath,
     Flag,
@@ -111,7 +112,7 @@ class QueueConfig(_Settings):
     """When the journal is larger than this, it is rewritten to hold only live items."""
     min_journal_compact_delay: OptionalDuration = 60.0
     """Shortest time between two rewrites of the journal; None never delays one."""
-    keep_replaced_journals: Duration = 0.0
+    keep_replaced_journals: DurationOrOff = 0.0
     """How long journal files that were packed stay on disk, for programs that follow them."""
     discard_old_when_full: Flag = False
     """Whether a full queue drops its oldest items to make room instead of refusing new ones."""
@@ -125,11 +126,11 @@ class QueueConfig(_Settings):
     """An item that is given back after so many deliveries goes to `dead_letter_queue`."""
     dead_letter_queue: OptionalQueueName = None
     """Queue that receives the items that were delivered `max_deliveries` times."""
-    retry_delay: Duration = 0.0
+    retry_delay: DurationOrOff = 0.0
     """How long an item that was given back waits until it may be read again."""
     retry_backoff: Factor = 2.0
     """By how much that time grows with each further delivery of the same item."""
-    max_retry_delay: Duration = 3600.0
+    max_retry_delay: DurationLimit = 3600.0
     """Longest time that an item waits until it may be read again."""
     producer_ttl: Duration = 7 * 86_400.0
     """How long after its last item a producer may repeat an add without storing it twice."""
@@ -251,7 +252,7 @@ class ServerConfig(_Settings):
     """File the log is written to, opened again on SIGHUP; None is standard error."""
     memcache_dialect: Annotated[Literal["kestrel", "memcached"], CHOICE] = "kestrel"
     """How the memcache listener answers: like Kestrel, or as ordinary memcached clients need."""
-    status_change_grace_period: Duration = 0.0
+    status_change_grace_period: DurationOrOff = 0.0
     """How long after a change of status the operations that it forbids are still allowed."""
     enable_session_trace: Flag = False
     """Whether the start and end of every connection is logged."""

@@ -61,15 +61,15 @@ class ValueKind:
     schema: Mapping[str, Any] | None = None
     secret: bool = False
 
-    def or_none(self, *words: str, written: str = "none") -> "ValueKind":
-        """Return the kind that also accepts None, and any of `words`, in any case, as None."""
+    def or_none(self, *words: str, written: str = "none", meant: Any = None) -> "ValueKind":
+        """Return the kind that also accepts None, and any of `words`, in any case, as `meant`."""
         convert = self.read
         if convert is None:
             raise ValueError("a choice has no None")
 
         def read(value: Any) -> Any:
             if value is None or (isinstance(value, str) and value.lower() in words):
-                return None
+                return meant
             try:
                 return convert(value)
             except ValueError as error:
@@ -275,6 +275,12 @@ SizeLimit = Annotated[
 Duration = Annotated[
     float, _DURATION.described("Seconds, or text such as '100ms'.", *_TEXT_OR_NUMBER)
 ]
+DurationOrOff = Annotated[
+    float,
+    _DURATION.or_none("none", meant=0.0).described(
+        "Seconds, or text such as '100ms'; 0 or 'none' is not at all.", *_TEXT_OR_NUMBER
+    ),
+]
 _OPTIONAL_DURATION: Final = _DURATION.or_none(*OFF_WORDS).described(
     "Seconds, text such as '1 minute', or 'none'.", *_TEXT_OR_NUMBER
 )
@@ -326,7 +332,7 @@ Port = Annotated[int | None, PORT]
 Flag = Annotated[bool, ValueKind(_flag)]
 Text = Annotated[str, ValueKind(_text)]
 FilePath = Annotated[Path, _PATH]
-OptionalFilePath = Annotated[Path | None, _PATH.or_none()]
+OptionalFilePath = Annotated[Path | None, _PATH.or_none("none")]
 SOCKET_PATH: Final = ValueKind(_socket_path, str).or_none("none")
 """The kind of a setting that holds the path of a Unix socket to listen on."""
 SocketPath = Annotated[Path | None, SOCKET_PATH]
@@ -334,7 +340,9 @@ Mode = Annotated[str, ValueKind(_mode)]
 OptionalOwner = Annotated[str | None, ValueKind(_owner).or_none("", "none", written="")]
 LogFile = Annotated[
     Path | None,
-    _PATH.or_none("stderr", written="stderr").described("A path, or 'stderr'.", {"type": "string"}),
+    _PATH.or_none("stderr", "none", written="stderr").described(
+        "A path, or 'stderr'.", {"type": "string"}
+    ),
 ]
 QueueName = Annotated[str, AfterValidator(_queue_name)]
 OptionalQueueName = Annotated[
@@ -349,7 +357,7 @@ ZooKeeperHosts = Annotated[
 ]
 QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
 NodePath = Annotated[str, ValueKind(_absolute_node)]
-Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none()]
+Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none("none")]
 Tokens = Annotated[
     tuple[SecretStr, ...],
     ValueKind(_tokens, secret=True).described(

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.config.values import MAX_DURATION
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import (
     Changes,
@@ -1736,7 +1737,8 @@ class Queue(Committable):
             return False
         if delay is None:
             retries = min(item_deliveries(record), _MAX_DOUBLINGS)
-            delay = min(config.retry_delay * config.retry_backoff**retries, config.max_retry_delay)
+            longest = MAX_DURATION if config.max_retry_delay is None else config.max_retry_delay
+            delay = min(config.retry_delay * config.retry_backoff**retries, longest)
         self._forget_reservation(xid, record, counted=counted)
         reads.retry_at(xid, self._clock.monotonic() + delay, counted=counted)
         self._commits.watch_deadlines(self)

@@ -45,7 +45,9 @@ def test_built_in_queue_settings_are_those_of_the_original() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, value in QueueConfig() if value is None] + ["min_journal_compact_delay"]
+    "name",
+    [name for name, value in QueueConfig() if value is None]
+    + ["min_journal_compact_delay", "max_retry_delay"],
 )
 def test_every_queue_setting_that_can_be_switched_off_takes_none(name: str) -> None:
     """However else it may be said."""
@@ -66,11 +68,34 @@ def test_every_queue_setting_that_can_be_switched_off_takes_none(name: str) -> N
         "admin_http_port",
         "admin_listen_path",
         "listen_path_owner",
+        "log_file",
+        "status_file",
     ],
 )
 def test_every_server_setting_that_can_be_switched_off_takes_none(name: str) -> None:
     """Among them the listeners."""
     assert getattr(config_from_toml(f'{name} = "none"\n', "test"), name) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[default]\nretry_delay = "none"',
+        '[default]\nkeep_replaced_journals = "NONE"',
+        'status_change_grace_period = "none"',
+    ],
+)
+def test_a_duration_that_may_be_0_takes_none(text: str) -> None:
+    """It means 0."""
+    assert config_from_toml(text, "test") == ServerConfig()
+
+
+def test_no_credentials() -> None:
+    """They can be switched off in the same way."""
+    table = '[zookeeper]\nhosts = ["a"]\npath_prefix = "/k"\ncredentials = "none"\n'
+    found = config_from_toml(table, "test").zookeeper
+    assert found is not None
+    assert found.credentials is None
 
 
 def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

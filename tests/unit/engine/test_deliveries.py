@@ -481,6 +481,18 @@ def test_an_item_waits_before_it_is_tried_again(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_waits_without_a_limit(tmp_path: Path) -> None:
+    """They grow with each delivery, however long they are by now."""
+    spool = Spool(tmp_path, max_deliveries=99, retry_delay=10, max_retry_delay=None)
+    spool.add(b"bad")
+    for doubled in range(15):
+        assert spool.fail() == b"bad"
+        spool.advance(10 * 2**doubled - 0.5)
+        assert spool.take() is None
+        spool.advance(0.5)
+    spool.close()
+
+
 def test_a_waiting_reader_gets_it_when_it_is_due(tmp_path: Path) -> None:
     """As any item that arrives."""
     spool = plain(tmp_path, retry_delay=10)
