@@ -123,6 +123,11 @@ def open_read_records(
 
 def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
     """Join records to pieces of about `PIECE` bytes; a longer record is one by itself."""
+    return (piece for _, piece in counted_pieces(records))
+
+
+def counted_pieces(records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Do what `in_pieces` does; yield each piece with the number of records in it."""
     source = iter(records)
     count = 64
     while batch := list(islice(source, count)):
@@ -134,10 +139,10 @@ def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
             count //= 2
 
 
-def _joined(batch: Sequence[bytes], size: int) -> Iterator[bytes]:
+def _joined(batch: Sequence[bytes], size: int) -> Iterator[tuple[int, bytes]]:
     """Join records of together `size` bytes; in halves, as long as they are too many."""
     if size <= 2 * PIECE or len(batch) == 1:
-        yield b"".join(batch)
+        yield len(batch), b"".join(batch)
         return
     half = len(batch) // 2
     for part in (batch[:half], batch[half:]):
@@ -189,7 +194,9 @@ class MemorySource:
         yield from joined_notes(chain.from_iterable(self._joined.drain()), self._last_xid)
         yield from in_pieces(self._reserved.records(self._last_xid, pause))
         yield from marks_notes(self._marks, self._last_xid, pause)
-        yield from in_pieces(counted(one, self._last_xid) for one in self._items)
+        for count, piece in counted_pieces(counted(one, self._last_xid) for one in self._items):
+            self.written += count
+            yield piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from kestrelmq.journal.scanning import decode
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
+from kestrelmq.testing.queues import LocalQueues, queue_settings
 from kestrelmq.testing.worker import HeldWorker
 
 pytestmark = pytest.mark.compiled
@@ -658,6 +659,32 @@ def test_a_kept_journal_is_rewritten_at_once_to_trim_memory(tmp_path: Path) -> N
         assert not packs(tmp_path)
     with queues(tmp_path) as again:
         assert [item_data(one) for one in again.obtain("jobs").browse(99)] == expected
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9])
+@pytest.mark.parametrize("reads", [0, 1, 2])
+def test_a_rewrite_that_is_under_way_trims_memory(tmp_path: Path, reads: int, steps: int) -> None:
+    """It wrote what was in memory; the next item is found in the file that it wrote."""
+    settings: dict[str, object] = {
+        "default_journal_size": 1000,
+        "max_journal_size": 1000,
+        "max_memory_size": 1000,
+        "min_journal_compact_delay": 0,
+        "disable_aggressive_rewrites": True,
+    }
+    worker = HeldWorker()
+    spool = LocalQueues(queue_settings(tmp_path, **settings), worker=worker)
+    spool.churn(7)
+    spool.add(*(b"%d" % number * 100 for number in range(5)))
+    assert isinstance(state_of(spool.queue()), Placing)
+    assert spool.reload(queue_settings(tmp_path, **settings | {"max_memory_size": 100})) == []
+    for _ in range(reads):
+        spool.take()
+    for _ in range(steps):
+        worker.step()
+    assert spool.queue().backlog.memory_bytes == 100
+    assert [data[:1] for data in spool.drain()] == [b"%d" % number for number in range(reads, 5)]
+    spool.close()
 
 
 def test_files_are_kept_no_longer_than_new_settings_say(tmp_path: Path) -> None:

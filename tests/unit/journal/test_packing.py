@@ -270,6 +270,18 @@ def test_records_are_joined_to_pieces_of_about_one_size(sizes: list[int]) -> Non
     assert len(pieces) < len(records) or len(records[0]) > PIECE
 
 
+@pytest.mark.parametrize("size", [0, 100, 9_000, 300_000])
+def test_the_source_counts_the_items_of_its_pieces(size: int) -> None:
+    """So that the place of an item in the new file can be found, by the marks."""
+    items = [item(NOW, 0, b"%05d" % number + bytes(size)) for number in range(200)]
+    source = MemorySource("documented", 7, ReadTable([(3, items[0])]), items[1:])
+    written = 0
+    for piece in source.pieces(no_pause):
+        written += piece.count(b"\x02" + items[0][1:5])
+        assert source.written == written
+    assert written == 199
+
+
 # --- putting the file in place ---
 
 
