@@ -136,6 +136,16 @@ def test_what_a_client_waits_for(server: ServerProcess, client: Client) -> None:
         until(lambda: found(client, stalled).state == "stalled")
 
 
+def test_all_queues_that_a_reserve_waits_for(server: ServerProcess, client: Client) -> None:
+    """They are listed as in its request, in which commas and percent signs are escaped."""
+    with connected(server) as waiting, connected(server, "text") as other:
+        waiting.send(b"reserve high,a%2Cb,5%25 1 lease=1000 t=600000\r\n")
+        other.send(b"get a,b 600000\n")
+        until(lambda: found(client, waiting).state == found(client, other).state == "waiting")
+        assert found(client, waiting).queue == "high,a%2Cb,5%25"
+        assert found(client, other).queue == "a%2Cb"
+
+
 def test_a_killed_client_is_disconnected(server: ServerProcess, client: Client) -> None:
     """Its open reads go back, and the reader that waited takes no item."""
     with connected(server) as holder, connected(server) as waiter, connected(server) as killer:

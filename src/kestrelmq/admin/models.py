@@ -578,7 +578,8 @@ class ClientEntry(_Model):
     """What it does: idle, waiting for an item, working on a long request, or stalled because it
     does not read its replies."""
     queue: str | None
-    """The queue that its present request reads or adds to, if it takes time."""
+    """The queue that its present request reads or adds to, if it takes time; written as the list of
+    a `reserve`, which may wait on several."""
     open_reads: dict[str, Count]
     """How many reads it holds open, by queue; of more than a thousand only the first."""
 

@@ -19,7 +19,8 @@ class ConnectedClient:
         replies: how many replies it was given, about one for each command.
         state: `idle`; `waiting` for an item; `working`: a request takes several turns; or
             `stalled`: it does not read its replies.
-        queue: the queue that its present request reads or adds to, if it takes time.
+        queue: the queue that its present request reads or adds to, if it takes time; written as
+            the list of a `reserve`, which may wait on several.
         open_reads: how many reads it holds open, by queue; of more than a thousand only the first.
     """
 

@@ -69,7 +69,8 @@ struct Moved {
 }
 
 // What kill_client takes is the id. The client has connected at `since` (milliseconds since 1970),
-// and has reads open, by queue. If its present request takes time, queue_name is that of its queue.
+// and has reads open, by queue. If its present request takes time, queue_name is that of its queue;
+// a reserve may wait on several, which have commas between them.
 struct ConnectedClient {
   1: i64 id
   2: string address

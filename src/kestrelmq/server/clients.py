@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 
+from kestrelmq.protocol.reserving import listed_name
 from kestrelmq.server.connection import ClientState, Connection
 from kestrelmq.server.context import ServerContext
 
@@ -25,7 +26,8 @@ class ConnectedClient:
         replies: how many replies it was given, about one for each command. A command with
             `noreply` has none, and a monitor has one for each item.
         state: what it does at present.
-        queue: the queue that its present request reads or adds to, if it takes time.
+        queue: the queue that its present request reads or adds to, if it takes time; written as
+            the list of a `reserve`, which may wait on several.
         open_reads: how many reads it holds open, by queue; of very many only the first. Reads that
             are reserved for an owner count for each client that has named the owner.
     """
@@ -65,9 +67,14 @@ def client_of(connection: Connection) -> ConnectedClient:
         since=connection.since,
         replies=connection.reply_count,
         state=connection.state,
-        queue=None if connection.pending is None else connection.pending.queue_name,
+        queue=None if connection.pending is None else _list(connection.pending.queue_names),
         open_reads=connection.open_reads(),
     )
+
+
+def _list(names: tuple[str, ...]) -> str | None:
+    """Return queue names as the list of a `reserve`; None if there are none."""
+    return b",".join(listed_name(name.encode()) for name in names).decode() or None
 
 
 def connected_clients(context: ServerContext, offset: int = 0) -> Iterator[ConnectedClient]:

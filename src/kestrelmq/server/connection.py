@@ -106,9 +106,9 @@ class PendingRequest:
     """
 
     @property
-    def queue_name(self) -> str | None:
-        """The queue that it reads or adds to; None if there is none, or several."""
-        return None
+    def queue_names(self) -> tuple[str, ...]:
+        """The queues that it reads or adds to; none if they are not shown."""
+        return ()
 
     def resume(self) -> None:
         """Continue after a pause."""

@@ -10,6 +10,11 @@ const EVERY = 2000;
 const PAGE = 100;
 const STATES = { idle: "idle", waiting: "waits for an item", working: "works on a request", stalled: "does not read its replies" };
 
+/** Return links to the queues of a list as `reserve` takes it, with the commas in names escaped. */
+function links(list) {
+  return list.split(",").map((name) => h("div", {}, link(name.replaceAll("%2C", ",").replaceAll("%25", "%"))));
+}
+
 export class ClientsPage {
   title = "Clients";
   #offset = 0;
@@ -68,7 +73,7 @@ export class ClientsPage {
     const reads = Object.entries(opened).map(([name, number]) => h("div", {}, link(name), ` ${whole(number)}`));
     return [
       address, protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(replies),
-      h("span", { class: `badge ${state}`, text: STATES[state] ?? state }), queue ? link(queue) : "–", reads.length ? reads : "–",
+      h("span", { class: `badge ${state}`, text: STATES[state] ?? state }), queue ? links(queue) : "–", reads.length ? reads : "–",
       h("button", { type: "button", class: "small danger", "data-client": id, "aria-label": `Disconnect ${address}`, text: "Disconnect", onclick: () => this.#disconnect(id, address, opened) }),
     ];
   }

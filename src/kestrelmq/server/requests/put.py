@@ -157,9 +157,9 @@ class PendingPut(PendingRequest):
         self._large: dict[int, LargePut] = {}
 
     @property
-    def queue_name(self) -> str:
+    def queue_names(self) -> tuple[str, ...]:
         """The queue, or the alias, that it adds to."""
-        return self._name
+        return (self._name,)
 
     def begin(self) -> None:
         """Add the items; a thread writes those of `WRITE_AHEAD_SIZE` bytes or more first."""

@@ -130,9 +130,9 @@ class PendingRead(PendingRequest):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def queue_name(self) -> str:
+    def queue_names(self) -> tuple[str, ...]:
         """The queue that it reads."""
-        return self._name
+        return (self._name,)
 
     def begin(self) -> None:
         """Take the items that are there; then wait for more, yield to others, or answer."""
@@ -467,9 +467,9 @@ class PendingConfirm(PendingRequest):
         self._answer = answer
 
     @property
-    def queue_name(self) -> str:
+    def queue_names(self) -> tuple[str, ...]:
         """The queue whose reads it confirms."""
-        return self._queue
+        return (self._queue,)
 
     def begin(self) -> None:
         """Confirm some or all, unless there are fewer reads."""

@@ -141,9 +141,9 @@ class PendingReserve(PendingRequest):
         self._is_answered = self.is_lost = False
 
     @property
-    def queue_name(self) -> str | None:
-        """The queue that it reserves items of; None if there are several."""
-        return self._names[0] if len(self._names) == 1 else None
+    def queue_names(self) -> tuple[str, ...]:
+        """The queues that it reserves items of."""
+        return self._names
 
     def begin(self) -> None:
         """Answer with what is there, or wait."""
@@ -538,9 +538,9 @@ class _OwnerRelease(PendingRequest):
         self._failure = queue.failure
 
     @property
-    def queue_name(self) -> str | None:
+    def queue_names(self) -> tuple[str, ...]:
         """The queue whose reads it releases."""
-        return self._queue.name
+        return (self._queue.name,)
 
     def begin(self) -> None:
         """Begin to release them."""
