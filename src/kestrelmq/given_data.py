@@ -1,4 +1,4 @@
-"""What a caller gives: data, such as that of an item, which may be text, numbers, and counts."""
+"""What a caller gives: data, such as that of an item, which may be text, numbers, counts, paths."""
 
 import math
 from collections.abc import Iterable
@@ -78,3 +78,8 @@ def given_count(count: object, what: str) -> int:
     if count < 0:
         raise ValueError(f"{what} is not below 0, as {count} is")
     return int(count)
+
+
+def is_node_path(path: str) -> bool:
+    """Whether `path` names a node of ZooKeeper: from the root on, without parts "." and ".."."""
+    return path.startswith("/") and path.isprintable() and not {".", ".."} & {*path.split("/")}

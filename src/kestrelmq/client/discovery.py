@@ -18,6 +18,7 @@ from kazoo.hosts import collect_hosts
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
+from kestrelmq.given_data import is_node_path
 
 _MEMBER: Final = "member_"
 _ENDPOINT: Final = "memcache"
@@ -53,7 +54,7 @@ class ZooKeeperMembership:
         """Prepare to connect to ZooKeeper at `hosts`, for at most `timeout` seconds.
 
         Raises:
-            InvalidRequest: the hosts are no addresses, or the path prefix is no text.
+            InvalidRequest: the hosts are no addresses, or the path prefix is no path.
         """
         given: dict[str, object] = {"zookeeper_hosts": hosts, "path_prefix": path_prefix}
         for what, text in given.items():
@@ -66,6 +67,8 @@ class ZooKeeperMembership:
                 f"{hosts!r} are no addresses of ZooKeeper like 'localhost:2181'"
             ) from None
         self._prefix = "/" + path_prefix.strip("/")
+        if not is_node_path(self._prefix):
+            raise InvalidRequest(f"path_prefix is a path of ZooKeeper, not {path_prefix!r}")
         self._timeout = timeout
         self._hosts = hosts
         self._zookeeper: Any = None

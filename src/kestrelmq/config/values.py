@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
+from kestrelmq.given_data import is_node_path
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 
@@ -192,9 +193,9 @@ def _owner(value: Any) -> str:
 
 
 def _absolute_node(value: Any) -> str:
-    if isinstance(value, str) and value.startswith("/") and value.isprintable():
+    if isinstance(value, str) and is_node_path(value):
         return value
-    raise ValueError("allowed: a ZooKeeper path that starts with '/'")
+    raise ValueError("allowed: a ZooKeeper path that starts with '/', without '.' and '..'")
 
 
 def _credentials(value: Any) -> Any:

@@ -55,6 +55,13 @@ def test_what_to_discover_is_text() -> None:
         Client.discover("zk:1", None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("path_prefix", ["/kestrel/../other", "..", "./kestrel", "/a\tb"])
+def test_what_to_discover_is_a_path(path_prefix: str) -> None:
+    """One that ZooKeeper has no node of is not asked for."""
+    with pytest.raises(InvalidRequest, match="path_prefix is a path of ZooKeeper, not"):
+        Client.discover("zk:1", path_prefix)
+
+
 def entered(block: Any) -> None:
     """Enter and leave a block."""
     with ExitStack() as stack:

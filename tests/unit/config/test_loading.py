@@ -147,7 +147,17 @@ def problems(text: str) -> list[str]:
         ),
         (
             "[zookeeper]\nhosts = ['a']\npath_prefix = 'k'",
-            "zookeeper.path_prefix: found \"k\"; allowed: a ZooKeeper path that starts with '/'",
+            (
+                'zookeeper.path_prefix: found "k"; '
+                "allowed: a ZooKeeper path that starts with '/', without '.' and '..'"
+            ),
+        ),
+        (
+            "[zookeeper]\nhosts = ['a']\npath_prefix = '/k/../l'",
+            (
+                'zookeeper.path_prefix: found "/k/../l"; '
+                "allowed: a ZooKeeper path that starts with '/', without '.' and '..'"
+            ),
         ),
         # rules over several settings
         (
