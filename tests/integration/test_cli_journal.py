@@ -139,6 +139,10 @@ def test_what_one_queue_has_does_not_keep_others_from_their_turn(spool: Path) ->
         file.write(journal(added(2)))
     text = run("dump", "--json", spool, status=1)
     assert len([line for line in text.splitlines() if line.startswith("{")]) == 1 + 2 + 5 + 2
+    for flags in ("-qA", "-cA", "-q --json"):
+        assert "2 damaged; `kestrelmq journal repair`" in run(
+            "dump", *flags.split(), spool, status=1
+        )
     assert "huge: damaged at byte" in text
     assert "2 damaged; `kestrelmq journal repair`" in text
     assert "work: 3 items, 1 open reads" in run("pack", spool, status=1)

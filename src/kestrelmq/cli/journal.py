@@ -87,13 +87,14 @@ def dump(
     kestrelmq journal dump --queue work --quiet /var/spool/kestrel
     """  # noqa: D301 # \b is for the help
     chosen = _chosen(paths, queue)
+    with_records = not (quiet or count)
     with _Failures() as failures:
         for selected in chosen:
-            if not (quiet or count):
+            if with_records:
                 with failures.of(selected), steady(selected):
                     _dump_records(selected, data=data, raw=raw, as_json=as_json)
-            if raw or as_json:
-                continue
+                if raw or as_json:
+                    continue
             with failures.of(selected):
                 with steady(selected):
                     report = verify_queue(selected)
