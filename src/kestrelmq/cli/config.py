@@ -42,7 +42,7 @@ def show(
 
     With QUEUE names, print the settings of each of them, whether it is configured by name or not.
 
-    ZooKeeper credentials are never printed.
+    Credentials and tokens are never printed; what needs them loads again once they are filled in.
     """
     names = queues or []
     for name in names:
