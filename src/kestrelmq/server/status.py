@@ -3,7 +3,8 @@
 When a new status allows more, that takes effect at once, and then the listeners are notified. When
 a new status allows less, the listeners are notified first, and each reports when it has acted (for
 example, left a server set). Then the grace period passes, and only then are operations refused. A
-listener that never reports delays this by at most `listener_limit` seconds.
+listener that never reports delays this by at most `listener_limit` seconds. Another change within
+the grace period does not prolong it for operations that both statuses forbid.
 
 Everything here runs on the server's event loop. The status file is replaced as a whole (temporary,
 fsync, rename, fsync of the directory), so a crash leaves the old status or the new one, and perhaps
@@ -14,7 +15,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -93,6 +94,14 @@ StatusListener = Callable[[Status, Callable[[], None]], None]
 """Is called with a new status; calls the given function, on the event loop, when it has acted."""
 
 
+class _Timer(Enum):
+    """What is yet to happen after a change of status."""
+
+    OVERDUE = auto()
+    END_OF_READS = auto()
+    END_OF_WRITES = auto()
+
+
 class _Countdown:
     """Calls `then` once, when all parts are done or when it is given up, unless abandoned first."""
 
@@ -149,7 +158,7 @@ class ServerStatus:
         "_listener_limit",
         "_path",
         "_schedule",
-        "_timer",
+        "_timers",
         "all_allowed",
         "listeners",
         "on_quiescent",
@@ -192,7 +201,7 @@ class ServerStatus:
         self._clock = clock
         self._schedule = schedule
         self._listener_limit = listener_limit
-        self._timer: Cancellable | None = None
+        self._timers: dict[_Timer, Cancellable] = {}
         self._acting = _Countdown(0, self._enforce)
         self.listeners: list[StatusListener] = []
         self.on_quiescent: Callable[[], None] = lambda: None
@@ -237,9 +246,13 @@ class ServerStatus:
     def _change(self, status: Status, grace_period: float) -> None:
         _log.info("status changes from %s to %s", self.status.value, status.value)
         self._acting.abandon()
-        self._cancel_timer()
+        self._cancel(_Timer.OVERDUE)
         self.status = status
         self.since = self._clock.now()
+        if status.allows_reads:
+            self._cancel(_Timer.END_OF_READS)
+        if status.allows_writes:
+            self._cancel(_Timer.END_OF_WRITES)
         self._allow(
             self.reads_allowed | status.allows_reads, self.writes_allowed | status.allows_writes
         )
@@ -247,7 +260,9 @@ class ServerStatus:
             len(self.listeners), lambda: self._begin_grace(grace_period)
         )
         if self.listeners:
-            self._timer = self._schedule(self._listener_limit, lambda: self._overdue(acting))
+            self._timers[_Timer.OVERDUE] = self._schedule(
+                self._listener_limit, lambda: self._overdue(acting)
+            )
         else:
             acting.give_up()
         for listener in self.listeners:
@@ -265,20 +280,28 @@ class ServerStatus:
             acted()
 
     def _begin_grace(self, grace_period: float) -> None:
-        self._cancel_timer()
-        if grace_period > 0 and not self._enforced():
-            self._timer = self._schedule(grace_period, self._enforce)
-        else:
+        self._cancel(_Timer.OVERDUE)
+        if grace_period <= 0:
             self._enforce()
+            return
+        if self.writes_allowed and not self.status.allows_writes:
+            self._schedule_once(_Timer.END_OF_WRITES, grace_period, self._end_writes)
+        if self.reads_allowed and not self.status.allows_reads:
+            self._schedule_once(_Timer.END_OF_READS, grace_period, self._end_reads)
 
-    def _enforced(self) -> bool:
-        return (self.reads_allowed, self.writes_allowed) == (
-            self.status.allows_reads,
-            self.status.allows_writes,
-        )
+    def _end_writes(self) -> None:
+        self._cancel(_Timer.END_OF_WRITES)
+        self._allow(self.reads_allowed, False)
+
+    def _end_reads(self) -> None:
+        self._cancel(_Timer.END_OF_READS)
+        self._allow(False, self.writes_allowed)
+        if self.status is Status.QUIESCENT:
+            self.on_quiescent()
 
     def _enforce(self) -> None:
-        self._timer = None
+        self._cancel(_Timer.END_OF_WRITES)
+        self._cancel(_Timer.END_OF_READS)
         self._allow(self.status.allows_reads, self.status.allows_writes)
         if self.status is Status.QUIESCENT:
             self.on_quiescent()
@@ -288,10 +311,15 @@ class ServerStatus:
         self.writes_allowed = writes
         self.all_allowed = reads and writes
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _schedule_once(self, timer: _Timer, seconds: float, then: Callable[[], None]) -> None:
+        """Start the timer, unless it runs: then it ends when it would have."""
+        if timer not in self._timers:
+            self._timers[timer] = self._schedule(seconds, then)
+
+    def _cancel(self, timer: _Timer) -> None:
+        running = self._timers.pop(timer, None)
+        if running is not None:
+            running.cancel()
 
     def _saved(self) -> Status:
         if self._path is None:

@@ -147,6 +147,49 @@ def test_setting_the_same_status_again_does_not_prolong_the_grace_period(clock: 
     assert not server.writes_allowed
 
 
+@pytest.mark.parametrize("statuses", [("readonly", "quiescent"), ("quiescent", "readonly")])
+def test_another_change_does_not_prolong_the_grace_period_of_what_both_forbid(
+    clock: FakeClock, statuses: tuple[str, str]
+) -> None:
+    """Otherwise a server that is told again and again takes writes for ever."""
+    server = make(clock)
+    first, second = map(Status.parse, statuses)
+    server.set(first)
+    clock.advance(GRACE / 2)
+    server.set(second)
+    clock.advance(GRACE / 2 - 1)
+    assert allowed(server) == (True, True)
+    clock.advance(1)
+    assert allowed(server) == (True, False)
+    clock.advance(GRACE / 2)
+    assert allowed(server) == (second.allows_reads, False)
+
+
+def test_what_was_allowed_meanwhile_has_a_grace_period_of_its_own(clock: FakeClock) -> None:
+    """The earlier change is forgotten as far as it was taken back."""
+    server = make(clock)
+    server.set(Status.READ_ONLY)
+    clock.advance(GRACE / 2)
+    server.set(Status.UP)
+    server.set(Status.QUIESCENT)
+    clock.advance(GRACE - 0.001)
+    assert allowed(server) == (True, True)
+    clock.advance(0.001)
+    assert allowed(server) == (False, False)
+
+
+def test_a_shutdown_within_the_grace_period_ends_it(clock: FakeClock) -> None:
+    """Nothing happens when it would have been over."""
+    server = make(clock)
+    calls: list[float] = []
+    server.on_quiescent = lambda: calls.append(clock.now())
+    server.set(Status.QUIESCENT)
+    server.shutdown()
+    assert allowed(server) == (False, False)
+    clock.advance(GRACE * 2)
+    assert (calls, allowed(server)) == ([], (False, False))
+
+
 def test_a_server_set_is_left_before_a_stricter_status_is_enforced(clock: FakeClock) -> None:
     """The grace period begins when the last listener has acted."""
     server = make(clock)
