@@ -666,6 +666,16 @@ def test_clients_are_listed_and_disconnected(console: Console) -> None:
             assert other.get("orders") == item
 
 
+def test_a_client_waits_for_several_queues(console: Console) -> None:
+    """Each is a link, also one that has a comma in its name."""
+    with Wire(console.server) as wire:
+        wire.send(b"reserve high,a%2Cb 1 lease=1000 t=600000\r\n")
+        console.open("#/clients")
+        clients = console.page.get_by_role("table", name="Clients")
+        row = clients.get_by_role("row").filter(has=console.page.get_by_text("waits for an item"))
+        expect(row.get_by_role("link")).to_have_text(["high", "a,b"])
+
+
 def test_the_token_is_asked_for(browser: Browser, tmp_path: Path) -> None:
     """A wrong token is asked for again; the right one is kept for the tab."""
     with running_server(tmp_path, config=f'admin_tokens = ["{TOKEN}"]\n') as server:
