@@ -131,11 +131,13 @@ def abort_read(queue: bytes) -> Command[bytes | None]:
 def set_items(
     queue: bytes,
     items: Sequence[tuple[bytes, ItemTimes, PutMark | None]],
-    acknowledged: list[bool],
+    acknowledged: list[bool | None],
 ) -> Command[None]:
     """Add `items`, given with their times and the marks of their producer, if any, pipelined.
 
-    Each answer is appended to `acknowledged` as it arrives, so that they are known after an error.
+    Each answer is appended to `acknowledged` as it arrives, so that they are known after an error:
+    None for a SERVER_ERROR. After one, the answers for the other items are still awaited, because
+    the server may store them. If it closes the connection instead, it stored none of them.
     """
     request = b"".join(
         wire.set_request(queue, item, times.expiry, times.delay, mark)
@@ -143,14 +145,25 @@ def set_items(
     )
 
     def read() -> Reading[None]:
+        refusal: wire.ErrorReply | None = None
         for _ in items:
-            reply = yield
+            try:
+                reply = yield
+            except ConnectionLost:
+                if refusal is None or acknowledged[-1] is not None:
+                    raise
+                break
             if reply == wire.Line("STORED"):
                 acknowledged.append(True)
             elif reply == wire.Line("NOT_STORED"):
                 acknowledged.append(False)
+            elif isinstance(reply, wire.ErrorReply) and reply.kind == "SERVER_ERROR":
+                acknowledged.append(None)
+                refusal = refusal or reply
             else:
                 _unexpected(reply)
+        if refusal is not None:
+            _unexpected(refusal)
 
     return Command(request, read, parts=len(items))
 

@@ -271,13 +271,14 @@ class PutBatch:
             for index in self.pending
         ]
 
-    def record(self, answers: list[bool], *, others_unknown: bool = False) -> None:
-        """Note the answers for the first pending items.
+    def record(self, answers: list[bool | None], *, others_unknown: bool = False) -> None:
+        """Note the answers for the first pending items, as `commands.set_items` has them.
 
         With `others_unknown`, it is unknown whether the other pending items are stored.
         """
         for index, stored in zip(self.pending, answers, strict=False):
-            self._outcomes[index] = stored
+            if stored is not None:
+                self._outcomes[index] = stored
         if others_unknown:
             for index in self.pending[len(answers) :]:
                 self._outcomes[index] = None
@@ -558,7 +559,7 @@ class Planner:
         retry: bool,
     ) -> Plan[None]:
         while (server := server_round.next_server()) is not None:
-            answers: list[bool] = []
+            answers: list[bool | None] = []
             command = commands.set_items(queue, batch.left(), answers)
             try:
                 yield RunStep(server, command)

@@ -12,7 +12,7 @@ import pytest
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import ServerSet
-from kestrelmq.client.core import has_open_read
+from kestrelmq.client.core import Exchange, has_open_read
 from kestrelmq.client.plans import (
     BATCH_ITEMS,
     HeldReads,
@@ -93,20 +93,16 @@ class Play:
     def _ask(self, server: Address, command: commands.Command[Any]) -> Any:
         self.asked.append((server, command.request))
         answer = self.answer(server, command.request)
-        reading = command.reading()
-        next(reading)
         if isinstance(answer, ClientError):
             raise answer
         if answer == b"END\r\n":
             self.now += command.wait
         if command.request.endswith(b"\r\nversion\r\n"):
             answer += b"VERSION 1.0\r\n"
-        try:
-            for reply in ReplyParser().feed(answer):
-                reading.send(reply)
-        except StopIteration as done:
-            return done.value
-        raise ConnectionLost("cut")
+        exchange = Exchange(server, ReplyParser(), command)
+        if not exchange.receive(answer):
+            exchange.lose(ConnectionLost("cut"))
+        return exchange.result
 
 
 def value(data: bytes) -> bytes:
@@ -213,6 +209,34 @@ def test_a_server_that_refuses_by_its_state_is_passed_over() -> None:
     assert [put(play) for _ in range(5)] == [[True]] * 5
     with pytest.raises(ServerRefused, match="read-only"):
         put(Play(lambda *_: refuse))
+
+
+def test_what_is_stored_behind_a_refusal_is_not_sent_to_another_server() -> None:
+    """A queue that was loaded, or could be written again, in the middle of a batch."""
+    refuse = b"SERVER_ERROR queue q is still loading\r\n"
+    answers: Iterator[Answer] = iter([refuse + STORED + refuse + STORED, NOT_STORED + STORED])
+    play = Play(lambda *_: next(answers), [A, B])
+    assert put(play, b"1", b"2", b"3", b"4") == [False, True, True, True]
+    assert play.asked[1][1] == b"set q 0 0 1\r\n1\r\nset q 0 0 1\r\n3\r\n"
+
+
+def test_a_server_that_closes_behind_a_refusal_is_passed_over() -> None:
+    """It did none of what follows, so all of that goes to another server."""
+    refuse = b"SERVER_ERROR Server is read-only\r\n"
+    answers: Iterator[Answer] = iter([STORED + refuse, STORED * 2])
+    play = Play(lambda *_: next(answers), [A, B])
+    assert put(play, b"1", b"2", b"3") == [True, True, True]
+    assert play.asked[1][1] == b"set q 0 0 1\r\n2\r\nset q 0 0 1\r\n3\r\n"
+
+
+def test_what_a_lost_connection_had_stored_behind_a_refusal_is_unknown() -> None:
+    """The server went on, so it may have stored what it did not answer."""
+    answer = b"SERVER_ERROR queue q is still loading\r\n" + STORED
+    play = Play(lambda *_: answer, [A, B])
+    with pytest.raises(ConnectionLost) as failure:
+        put(play, b"1", b"2", b"3")
+    assert failure.value.stored == (None, True, None)
+    assert len(play.asked) == 1
 
 
 def test_a_request_that_every_server_refuses_is_not_repeated() -> None:
