@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.engine.metrics import Histogram, Histograms, Summary
-from kestrelmq.engine.stats import queue_texts, read_counters, read_gauges
+from kestrelmq.engine.stats import damage_texts, queue_texts, read_counters, read_gauges
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
@@ -148,6 +148,9 @@ class Ostrich:
                 snapshot.gauges[owner] = dict(read_gauges(queue))
                 snapshot.labels[owner] = dict(queue_texts(queue))
                 _add_metrics(snapshot, owner, context.latencies.histograms_of(queue))
+        async for damaged in slices(list(context.collection.damaged.items()), _SLICE):
+            for name, error in damaged:
+                snapshot.labels[f"q/{name}/"] = dict(damage_texts(error))
         return snapshot
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.queue import Queue
+from kestrelmq.errors import QueueUnavailable
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 
 Pairs = Iterable[tuple[str, Any]]
@@ -67,7 +68,12 @@ def stats_of(collection: QueueCollection, name: str) -> list[tuple[str, Any]]:
     if queue is not None:
         return [*_read_public(queue), *queue_texts(queue)]
     error = collection.damaged.get(name)
-    return [] if error is None else [("failure", _text(error))]
+    return [] if error is None else damage_texts(error)
+
+
+def damage_texts(error: QueueUnavailable) -> list[tuple[str, str]]:
+    """Return the statistics of a queue that could not be loaded because of `error`."""
+    return [("failure", _text(error))]
 
 
 @dataclass(slots=True)
