@@ -105,14 +105,18 @@ def test_a_full_queue_is_an_error(client: Client, server: ServerProcess) -> None
     assert b"full" in result.stderr
 
 
-def test_the_statistics_of_a_damaged_queue(tmp_path: Path) -> None:
-    """They say why it cannot be read."""
+def test_a_damaged_queue(tmp_path: Path) -> None:
+    """Its statistics say why it cannot be read, and so does a warning beside the table."""
     path = tmp_path / "queues"
     path.mkdir()
     (path / "bad").write_bytes(b"U" * 64)
     with running_server(tmp_path) as server:
         found = json.loads(answer(server, "stats", "bad", "--json"))[server.address]
         assert "damaged" in found["failure"]
+        listed = run(server, "queues", "--json")
+        warning = f"kestrelmq: warning: {server.address}: {found['failure']}\n"
+        assert (listed.returncode, listed.stdout) == (0, b"[]\n")
+        assert listed.stderr.decode() == warning
 
 
 def test_monitor_collects_and_confirms(client: Client, server: ServerProcess) -> None:

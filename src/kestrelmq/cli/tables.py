@@ -1,6 +1,7 @@
 """`kestrelmq stats` and `kestrelmq queues`: statistics as tables for people, JSON for scripts."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -10,7 +11,13 @@ import typer
 from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each
 from kestrelmq.cli.terminal import printable
 from kestrelmq.client import Client, QueueStats
-from kestrelmq.client.statistics import number, over_servers, paused_over_servers
+from kestrelmq.client.statistics import (
+    damaged_queues,
+    number,
+    over_servers,
+    paused_over_servers,
+    queue_stats,
+)
 from kestrelmq.errors import KestrelError
 
 COLUMNS: Final = (
@@ -100,11 +107,16 @@ def queues(
     kestrelmq queues --sort items
     kestrelmq queues --json | jq '.[] | select(.items > 1000)'
 
-    Over several servers, numbers are sums; the age, in milliseconds, is the largest. Exit status 1:
-    a server did not answer; the others are printed.
+    Over several servers, numbers are sums; the age, in milliseconds, is the largest. A warning
+    names each queue that a server could not load. Exit status 1: a server did not answer; the
+    others are printed.
     """  # noqa: D301 # \b is for the help
-    with asking_each(servers, zookeeper, path_prefix, Client.queues) as answers:
-        found = [queue for answer in answers for queue in answer]
+    with asking_each(servers, zookeeper, path_prefix, Client.stats) as answers:
+        told = {server: pairs.items() for answer in answers for server, pairs in answer.items()}
+        for server, pairs in told.items():
+            for reason in damaged_queues(pairs).values():
+                print(f"kestrelmq: warning: {server}: {printable(reason)}", file=sys.stderr)
+        found = [queue for server, pairs in told.items() for queue in queue_stats(server, pairs)]
         rows = _sorted([queue_row([q]) for q in found] if by_server else rows_by_queue(found), sort)
         if as_json:
             print(json.dumps(rows, indent=2))
