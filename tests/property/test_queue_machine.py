@@ -173,8 +173,10 @@ class QueueMachine(QueuesMachine):
             self.queue.discard_file(file)
             self.commit()
             return
-        if not self.commit():
-            assert self.broken  # a sync failed before, so it was to be written like any other item
+        # It begins a new file, which none can while the journal is still rewritten after a failure.
+        journal = self.queue.journal
+        assert isinstance(journal, FileJournal)
+        if not self.commit(may_fail=journal.suspect):
             return
         self.known[entry.data] = entry
         self.sweep()
@@ -294,6 +296,7 @@ class QueueMachine(QueuesMachine):
         """Put other settings in force, also for later starts."""
         self.queues.config = self.queues.config.model_copy(update=settings)
         self.queue.configure(self.queues.config)
+        self.collection.commits.note_change(self.queue)  # as a reload does
 
     # --- time, the worker, the disk ---
 
