@@ -212,8 +212,8 @@ class AsyncPersistentQueue:
         """Wait for the sync of a read, if any, without losing the item if the task is cancelled.
 
         On cancellation an open read is given back. A removal cannot be undone: the task gets its
-        item first, and is cancelled when it next waits. It also gets it if the sync fails: nobody
-        else would.
+        item first, and is cancelled when it next waits. If this was all that it had to do, the item
+        is its result. It also gets it if the sync fails: nobody else would.
         """
         if syncing is None:
             return
@@ -229,8 +229,8 @@ class AsyncPersistentQueue:
             while not syncing.done():
                 with suppress(asyncio.CancelledError, NotSynced):
                     await asyncio.shield(syncing)
-            task.uncancel()
-            task.cancel()
+            # Not at once: a task that ends with a cancellation pending loses its result.
+            asyncio.get_running_loop().call_soon(_cancel_again, task, task.cancelling())
 
     async def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; False if it is not open."""
@@ -598,6 +598,13 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         await asyncio.wait([doing])
         _ = doing.cancelled() or doing.exception()  # mark it as retrieved
         raise
+
+
+def _cancel_again(task: asyncio.Task[Any], requests: int) -> None:
+    """Cancel a task that put its cancellation off, unless a time-out has ended its block since."""
+    if task.cancelling() >= requests:
+        task.uncancel()
+        task.cancel()
 
 
 def _fail(served: _ServedFuture, error: KestrelError) -> None:

@@ -181,6 +181,30 @@ async def test_time_out_around_a_removal(tmp_path: Path) -> None:
         assert b"x" in {data(taken), data(await queue.remove())}
 
 
+@pytest.mark.parametrize("wait", [True, False])
+async def test_an_item_is_the_result_of_a_task_that_only_removes_it(
+    tmp_path: Path, *, wait: bool
+) -> None:
+    """Also if the task is cancelled while that is synced, as `wait_for` does at its time-out."""
+    async with AsyncPersistentQueue("jobs", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        await queue.add(b"x")
+        remover = asyncio.create_task(queue.wait_remove() if wait else queue.remove())
+        await asyncio.sleep(0)
+        remover.cancel()
+        assert data(await remover) == b"x"
+
+
+async def test_a_time_out_is_over_with_its_block(tmp_path: Path) -> None:
+    """If it was put off until the item was there, nothing is cancelled behind the block."""
+    async with AsyncPersistentQueue("jobs", tmp_path, QueueConfig(sync_journal=0)) as queue:
+        await queue.add(b"x")
+        async with asyncio.timeout(0):
+            taken = await queue.wait_remove()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert data(taken) == b"x"
+
+
 async def test_close_ends_waits(tmp_path: Path) -> None:
     """A task that waits hears that the queue was closed; later calls do too."""
     queue = AsyncPersistentQueue("work", tmp_path)
