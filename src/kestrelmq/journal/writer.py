@@ -455,7 +455,7 @@ class FileJournal:
         old = self._name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
         temporary = next_file or temporary_name(self.queue, NEXT, timestamp)
-        new = self.directory.append_to(temporary)
+        new = self.directory.append_to(temporary) if next_file else self._empty_file(temporary)
         try:
             self._sync_rest()
             if rotated != old:
@@ -482,6 +482,15 @@ class FileJournal:
         self.is_torn = False
         self.rotations += 1
         return rotated
+
+    def _empty_file(self, name: str) -> AppendFile:
+        """Open `name`, a new file; what stands there could not be removed. Raises OSError."""
+        file = self.directory.append_to(name)
+        if file.size:
+            file.close()
+            self.directory.create(name).close()
+            file = self.directory.append_to(name)
+        return file
 
     def _current_renamed(self, current: AppendFile, name: str) -> None:
         old, self._name = self._name, name

@@ -140,6 +140,22 @@ def test_a_suspect_journal_goes_on_in_a_new_file(
     written.close()
 
 
+def test_a_file_that_could_not_be_removed_is_not_gone_on_with(
+    directory: CrashingDirectory, written: FileJournal
+) -> None:
+    """Trying the disk leaves it, under the name that the next file has until it is in use."""
+    directory.break_steps("remove")
+    with pytest.raises(OSError, match="No space left"):
+        written.probe()
+    directory.mend()
+    assert written.rotate() == f"jobs.{NOW}"
+    written.append(SECOND)
+    written.close()
+    assert written.size == len(FIRST + SECOND)
+    assert items_on_disk(directory.path) == [b"first", b"second"]
+    assert open_below(directory.path) == []
+
+
 class WatchedFile(RealFile):
     """A file on disk; something is done before its first sync, as by another thread."""
 
