@@ -171,7 +171,9 @@ class QueueMachine(QueuesMachine):
         except (QueueUnavailable, JournalError):
             assert self.broken
             self.queue.discard_file(file)
-            self.commit()
+            if self.commit() and len(self.queue) < len(self.waiting):
+                self.sweep()
+                self.done()
             return
         # It begins a new file, which none can while the journal is still rewritten after a failure.
         journal = self.queue.journal
