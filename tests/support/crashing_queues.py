@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
+from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
 from kestrelmq.testing.worker import HeldWorker
@@ -146,10 +147,19 @@ class QueuesMachine(RuleBasedStateMachine):
         """The queue, made when it is first asked for."""
         return self.collection.obtain(NAME)
 
-    def commit(self, *, may_fail: bool = False) -> bool:
-        """Commit; False when it failed, which it may only while the disk is broken, or as told."""
+    @property
+    def may_fail(self) -> bool:
+        """Whether operations may: the disk is broken, or it was, and a failed sync is not cured."""
+        if self.broken:
+            return True
+        journal = self.queue.journal
+        return isinstance(journal, FileJournal) and journal.suspect
+
+    def commit(self) -> bool:
+        """Commit; False when it failed, which it may only while operations `may_fail`."""
+        may_fail = self.may_fail
         failures = self.collection.commits.commit()
-        assert not failures or self.broken or may_fail
+        assert not failures or may_fail
         return not failures
 
     def break_steps(self, beginning: str, *, tears: bool) -> None:
