@@ -84,8 +84,8 @@ class ClientError(KestrelError):
     """The base of every error of a client's operation.
 
     Attributes:
-        stored: after `put_many`, what became of each item: True stored, False not stored, None
-            unknown. Empty after any other operation.
+        stored: after `put_many`, what became of each item: True stored, False not stored (refused,
+            or never sent), None unknown. Empty after any other operation.
     """
 
     def __init__(self, message: str = "") -> None:

@@ -362,6 +362,8 @@ def test_status_and_reload(client: Client, server: ServerProcess) -> None:
         shown = answer(server, "status").decode().split()
         assert (shown[0], shown[1].upper()) == (server.address, "READONLY")
         assert run(server, "put", "work", "x").returncode == 1
+        refused = run(server, "put", "work", "--lines", data=b"1\n2\n")
+        assert refused.stderr.endswith(b"takes no writes; 0 items put\n")  # for certain
     finally:
         answer(server, "status", "up")
     assert run(server, "status", "nonsense").returncode == 1
@@ -583,6 +585,13 @@ def test_output_that_cannot_be_written_is_an_error(
         (["browse", "work"], ">&-", b"standard output is closed"),
         (["export", "work"], ">&-", b"standard output is closed"),
         (["reserve", "work", "--lease", "1h"], ">&-", b"standard output is closed"),
+        (["stats"], ">&-", b"standard output is closed"),
+        (["queues"], ">&-", b"standard output is closed"),
+        (["clients"], ">&-", b"standard output is closed"),
+        (["status"], ">&-", b"standard output is closed"),
+        (["config"], ">&-", b"standard output is closed"),
+        (["--version"], ">&-", b"standard output is closed"),
+        (["get", "--help"], ">&-", b"standard output is closed"),
     ],
 )
 def test_closed_streams_are_said(

@@ -306,7 +306,9 @@ def _put_batch(
     except ClientError as error:
         stored = before + error.stored.count(True)
         unknown = error.stored.count(None)
-        message = f"{error}; {stored} items put, {unknown} more may or may not be stored"
+        message = f"{error}; {stored} items put"
+        if unknown:
+            message += f", {unknown} more may or may not be stored"
         raise ClientError(message) from error
     if not all(outcomes):
         stored = before + outcomes.count(True)

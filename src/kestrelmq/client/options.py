@@ -113,13 +113,13 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     """Return the times of an item that is due in `delay` seconds; its expiry counts from then.
 
     Raises:
-        InvalidRequest: `delay` is negative or not finite; or as `protocol_expiry`.
+        InvalidRequest: `delay` is negative, too long or no number; or as `protocol_expiry`.
     """
     if delay is None:
         return ItemTimes(protocol_expiry(expiry), 0)
     seconds = checked_number(delay, "the delay")
     if not 0 <= seconds <= _LONGEST_DELAY:
-        raise InvalidRequest("the delay must be a number of seconds from 0 on")
+        raise InvalidRequest(f"the delay must be from 0 to {_LONGEST_DELAY:.0f} seconds")
     expires = protocol_expiry(expiry, lambda: time.time() + seconds)
     return ItemTimes(expires, math.ceil(seconds * 1000))
 
@@ -136,7 +136,7 @@ def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
 def declared_time(seconds: float, what: str) -> int:
     """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is none."""
     if not 0 <= checked_number(seconds, what) <= _LONGEST_DELAY:
-        raise InvalidRequest(f"{what} is a number of seconds from 0 on")
+        raise InvalidRequest(f"{what} must be from 0 to {_LONGEST_DELAY:.0f} seconds")
     return math.ceil(seconds * 1000)
 
 

@@ -102,8 +102,10 @@ BATCH_BYTES: Final = 1024 * 1024
 
 _log: Final = logging.getLogger("kestrelmq.client")
 
-# Errors after which an operation may be tried at another server.
-_FAILED: Final = (ServerUnavailable, ConnectionLost, OperationTimeout, ProtocolError)
+_UNCERTAIN: Final = (ConnectionLost, OperationTimeout, ProtocolError)
+"""Errors after which the operation may have happened."""
+_FAILED: Final = (ServerUnavailable, *_UNCERTAIN)
+"""Errors after which an operation may be tried at another server."""
 _PAUSE_WHEN_ALL_FAILED: Final = 0.1
 _WAIT_AT_HOME: Final = 1.0
 """Longest wait at the home of a queue before the other servers are asked (seconds)."""
@@ -262,6 +264,7 @@ class PutBatch:
         self._items = items
         self._times = times
         self._outcomes = outcomes
+        self._refused: set[int] = set()
 
     def left(self) -> list[tuple[bytes, ItemTimes, PutMark | None]]:
         """Return the items that are not stored yet, with their times and marks."""
@@ -279,14 +282,16 @@ class PutBatch:
         for index, stored in zip(self.pending, answers, strict=False):
             if stored is not None:
                 self._outcomes[index] = stored
+                self._refused.add(index)
         if others_unknown:
             for index in self.pending[len(answers) :]:
                 self._outcomes[index] = None
+                self._refused.discard(index)
         self.pending = [i for i in self.pending if self._outcomes[i] is not True]
 
     def all_refused(self) -> bool:
         """Whether a server has answered for every pending item, and refused it."""
-        return all(self._outcomes[index] is False for index in self.pending)
+        return self._refused.issuperset(self.pending)
 
 
 def batch_ranges(items: Sequence[bytes]) -> Iterator[range]:
@@ -302,8 +307,12 @@ def batch_ranges(items: Sequence[bytes]) -> Iterator[range]:
 
 
 def join_errors(errors: list[ClientError]) -> ClientError:
-    """Join errors: return one of the class of the last, with the messages of all."""
-    last = errors[-1]
+    """Join errors: return one with the messages of all.
+
+    Its class is that of the last that says that the operation may have happened, if there is one,
+    and otherwise that of the last.
+    """
+    last = next((error for error in reversed(errors) if isinstance(error, _UNCERTAIN)), errors[-1])
     messages = "; ".join(dict.fromkeys(str(error) for error in errors))
     if messages == str(last):
         return last
@@ -512,7 +521,7 @@ class Planner:
         """Do what `put_many` does; each item has its times, and the first one `mark`."""
         name = commands.checked_queue(queue)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
-        outcomes: list[bool | None] = [None] * len(items)
+        outcomes: list[bool | None] = [False] * len(items)
         deadline = self.clock() + self.restart_patience
         for batch in batch_ranges(items):
             try:
@@ -532,6 +541,7 @@ class Planner:
         Items of a producer are also sent again if it did not answer.
         """
         is_marked = batch.mark is not None
+        errors: list[ClientError] = []
         while True:
             writes = self.writes
             choice = writes.home(queue.decode()) if self.has_affinity else writes.choose()
@@ -542,12 +552,13 @@ class Planner:
                 )
             try:
                 yield from self._put_batch(queue, batch, server_round, retry=retry or is_marked)
-            except ClientError:
-                again = server_round.is_unanswered if is_marked else server_round.found_no_server
-                if not again or self.clock() >= deadline:
-                    raise
+            except ClientError as error:
+                errors.append(error)
             else:
                 return
+            again = server_round.is_unanswered if is_marked else server_round.found_no_server
+            if not again or self.clock() >= deadline:
+                raise join_errors(errors)
             yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
 
     def _put_batch(
@@ -564,7 +575,9 @@ class Planner:
             try:
                 yield RunStep(server, command)
             except ServerRefused as error:
-                batch.record(answers)
+                if is_final := error.kind != "SERVER_ERROR":
+                    answers.append(False)  # the answers for the items behind it were not read
+                batch.record(answers, others_unknown=is_final)
                 server_round.refused(error)
             except ServerUnavailable as error:
                 server_round.failed(server, error, again=False)

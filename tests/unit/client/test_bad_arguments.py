@@ -124,7 +124,7 @@ def test_counts_are_whole_numbers_from_0_on(what: str, wrong: object) -> None:
         (lambda client: client.reserve_many([], 1, 5), "no queue was given"),
         (lambda client: client.reserve_many(None, 1, 5), "a queue name is text, not NoneType"),
         (lambda client: client.reserve_many(["q", b"r"], 1, 5), "a queue name is text, not bytes"),
-        (lambda client: client.declare("q", expires=math.nan), "expires is a number of seconds"),
+        (lambda client: client.declare("q", expires=math.nan), "expires must be from 0 to"),
     ],
 )
 def test_names_and_lists_are_such(call: Callable[[Client], object], says: str) -> None:

@@ -142,7 +142,7 @@ def test_a_put_fails_when_no_server_can_be_reached() -> None:
         with pytest.raises(ServerUnavailable, match=r"a:22133 is down") as failure:
             put(play)
         assert sorted(play.servers_asked()) == [A, B, C]
-        assert failure.value.stored == (None,)
+        assert failure.value.stored == (False,)
 
 
 @pytest.mark.parametrize("error", [ConnectionLost("cut"), OperationTimeout("slow")])
@@ -235,7 +235,7 @@ def test_what_a_lost_connection_had_stored_behind_a_refusal_is_unknown() -> None
     play = Play(lambda *_: answer, [A, B])
     with pytest.raises(ConnectionLost) as failure:
         put(play, b"1", b"2", b"3")
-    assert failure.value.stored == (None, True, None)
+    assert failure.value.stored == (False, True, None)
     assert len(play.asked) == 1
 
 
@@ -246,6 +246,34 @@ def test_a_request_that_every_server_refuses_is_not_repeated() -> None:
         with pytest.raises(ServerRefused):
             put(play)
         assert len(play.asked) == 1
+
+
+def test_what_is_behind_a_request_that_is_not_repeated_is_unknown() -> None:
+    """The server goes on behind it, but no one reads the answers."""
+    with pytest.raises(ServerRefused) as failure:
+        put(Play(lambda *_: STORED + b"CLIENT_ERROR no\r\n" + STORED), b"1", b"2", b"3")
+    assert failure.value.stored == (True, False, None)
+
+
+def test_items_that_every_server_refused_by_its_state_are_not_stored() -> None:
+    """Nothing is unknown about them, unlike about one whose reply was lost before."""
+    refuse = b"SERVER_ERROR Server is read-only\r\n"
+    with pytest.raises(ServerRefused) as failure:
+        put(Play(lambda *_: STORED + refuse * 2, [A]), b"1", b"2", b"3")
+    assert failure.value.stored == (True, False, False)
+    answers: Iterator[Answer] = iter([STORED, ServerUnavailable("down"), ServerUnavailable("down")])
+    with pytest.raises(ConnectionLost) as lost:
+        put(Play(lambda *_: next(answers), [A, B]), b"1", b"2", retry=True)
+    assert lost.value.stored == (True, None)
+
+
+def test_a_producer_learns_that_an_item_may_be_stored_whatever_follows() -> None:
+    """The server that did not answer is gone when the item is sent again."""
+    answers: Iterator[Answer] = iter([ConnectionLost("cut")])
+    play = Play(lambda *_: next(answers, ServerUnavailable("down")), [A])
+    with pytest.raises(ConnectionLost, match="cut; down") as lost:
+        play.run(play.planner.put_many("q", [b"1"], producer="p", sequence=1))
+    assert lost.value.stored == (None,)
 
 
 def test_a_batch_goes_on_from_the_items_that_were_answered() -> None:
