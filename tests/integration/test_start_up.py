@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from kestrelmq.journal.records import item
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
 
@@ -219,3 +219,20 @@ def test_a_reload_before_the_configuration_is_read(tmp_path: Path) -> None:
         assert "ready\n" in lines
         process.terminate()
         assert process.wait() == 0
+
+
+@pytest.mark.parametrize("output", [">&-", "> /dev/full"])
+def test_a_server_that_cannot_print_serves(tmp_path: Path, output: str) -> None:
+    """Where standard output is closed, or full, the log alone says where it listens."""
+    ports = [f"--{name}-port={0 if name == 'admin' else 'none'}" for name in PROTOCOLS]
+    command = [sys.executable, "-m", "kestrelmq", "serve", *ports]
+    command += ["--queue-path", str(tmp_path / "queues")]
+    shell = ["sh", "-c", f'exec "$@" {output}', "sh", *command]
+    with subprocess.Popen(shell, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        port = process.stderr.readline().rpartition(":")[2].strip()
+        with urlopen(f"http://127.0.0.1:{port}/ping", timeout=PATIENCE) as reply:
+            assert reply.read().strip() == b"pong"
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr.read().count("ERROR") == 0

@@ -74,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         try:
             _run(words)
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()  # at the end of the process, an error would be no one's
+            sys.stdout.flush()  # at the end of the process, an error would be no one's
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)  # before a command has begun, which would handle it
     except OutputError as error:

@@ -8,8 +8,9 @@ import typer
 
 from kestrelmq.admin.service import AdminService
 from kestrelmq.cli.processes import follow_supervisor, supervise
+from kestrelmq.cli.terminal import drop_output
 from kestrelmq.config import ServerConfig, apply_overrides, default_in_toml, load_config
-from kestrelmq.errors import ConfigError
+from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
 from kestrelmq.server.processes import check_layout
@@ -130,4 +131,7 @@ def _ignore_signals() -> None:
 
 def _announce(line: str) -> None:
     # One write for text and line end, so that unbuffered output has no log line between them.
-    print(f"{line}\n", end="", flush=True)
+    try:
+        print(f"{line}\n", end="", flush=True)
+    except KestrelError:  # the log has it, too, and clients can be served without
+        drop_output()

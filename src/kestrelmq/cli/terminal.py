@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
-from typing import TYPE_CHECKING, Final, TextIO, cast
+from io import BufferedReader, BufferedWriter, FileIO, TextIOBase, TextIOWrapper
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO, cast
 
 from kestrelmq.errors import KestrelError
 
@@ -45,9 +45,22 @@ class _StandardOutput(FileIO):
             raise OutputError(error) from error
 
 
+class _ClosedOutput(TextIOBase):
+    """What stands for a standard output that is closed, where `print` would drop its text."""
+
+    def write(self, _: str, /) -> NoReturn:
+        """Raise KestrelError."""
+        raise KestrelError("standard output is closed")
+
+
 def tell_output_errors_apart() -> None:
-    """Let whatever is printed from now on raise OutputError where it cannot be written."""
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
+    """Let whatever is printed from now on raise OutputError where it cannot be written.
+
+    If standard output is closed, it raises KestrelError.
+    """
+    if sys.stdout is None:
+        sys.stdout = cast(TextIO, _ClosedOutput())
+    elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = TextIOWrapper(
             BufferedWriter(_StandardOutput()),
             sys.stdout.encoding,
@@ -74,8 +87,7 @@ def write_out(data: bytes) -> None:
 def drop_output() -> None:
     """Drop what could not be written, or the interpreter tries it again when it ends."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OutputError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, _STDOUT)
@@ -142,7 +154,7 @@ def standard_input() -> BufferedReader:
 
 def standard_output() -> TextIO:
     """Return standard output. Raises KestrelError: it is closed."""
-    if sys.stdout is None:
+    if isinstance(sys.stdout, _ClosedOutput):
         raise KestrelError("standard output is closed")
     return sys.stdout
 

@@ -3,6 +3,7 @@
 All problems are reported at once, each with its key, what was found, and what is allowed.
 """
 
+import os
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,7 +29,12 @@ def load_config(path: Path | str) -> ServerConfig:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    return config_from_toml(text, str(path))
+    config = config_from_toml(text, str(path))
+    for name in ("status_file", "log_file"):
+        file: Path | None = getattr(config, name)
+        if file is not None and os.path.realpath(file) == os.path.realpath(path):
+            raise ConfigError(f"{path}: {name}: {file} is this configuration file")
+    return config
 
 
 def config_from_toml(text: str, source: str) -> ServerConfig:

@@ -306,7 +306,8 @@ class Server:
             "kestrelmq %s serves the queue path %s; %s",
             VERSION,
             path,
-            ", ".join(f"{name} on {address}" for name, address in listeners.items()),
+            ", ".join(f"{name} on {address}" for name, address in listeners.items())
+            or "there is no listener",
             extra={"version": VERSION, "queue_path": str(path), "listeners": listeners},
         )
 

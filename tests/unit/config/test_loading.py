@@ -376,3 +376,13 @@ def test_an_alias_with_the_name_of_a_queue_is_warned_about() -> None:
     config = config_from_toml("[queues.q]\n[aliases.q]\ndestination_queues = ['r']", "test")
     assert config_warnings(config) == ["aliases.q masks the queue of that name"]
     assert config_warnings(ServerConfig()) == []
+
+
+@pytest.mark.parametrize("setting", ["status_file", "log_file"])
+def test_other_files_are_not_the_configuration_file(tmp_path: Path, setting: str) -> None:
+    """The server would write over it."""
+    path, link = tmp_path / "k.toml", tmp_path / "link"
+    link.symlink_to(path)
+    path.write_text(f'{setting} = "{link}"')
+    with pytest.raises(ConfigError, match=f"{setting}: .*link is this configuration file"):
+        load_config(path)
