@@ -73,7 +73,7 @@ def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
         DamagedJournal: a file is damaged.
         JournalError: a file is gone, or shorter than when it was listed.
     """
-    held = _held(journal)
+    held = replay_noted(journal.files, None)
     open_all(held)
     queue = _joined(journal, held)
     waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
@@ -92,7 +92,7 @@ def joined_ordinals(journal: DelayedJournal, end: ReplayState) -> list[int]:
         DamagedJournal: a file is damaged.
         JournalError: a file is gone, or shorter than when it was listed.
     """
-    held = _held(journal)
+    held = replay_noted(journal.files, None)
     ordinals = dict(end.open)
     last = held.last_xid
     # As `open_all` does it.
@@ -106,19 +106,9 @@ def joined_ordinals(journal: DelayedJournal, end: ReplayState) -> list[int]:
     return [ordinals[xid] for xid in sorted(_joined(journal, held).joined)]
 
 
-def _held(journal: DelayedJournal) -> Replay:
-    held = replay_noted(journal.files, None)
-    held.end()
-    return held
-
-
 def _joined(journal: DelayedJournal, held: Replay) -> Replay:
     """Return the queue, which says which of the items that are held have joined it."""
-    queue = replay_noted(journal.master, MEMORY_LIMIT, held.open)
-    queue.end()
-    if queue.behind is not None:
-        queue.behind.close()
-    return queue
+    return replay_noted(journal.master, MEMORY_LIMIT, held.open)
 
 
 def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:

@@ -33,7 +33,9 @@ _LOOK: Final = 64 << 10
 def replay_noted(
     files: Sequence[SpoolFile], memory_limit: int | None, delayed: ItemsByXid = NONE_DELAYED
 ) -> Replay:
-    """Replay a queue's files with their notes, as a server does; the caller ends it.
+    """Return what a queue's files hold, with their notes, as a server loads it.
+
+    Items that are not in memory cannot be read from it.
 
     Raises:
         DamagedJournal: a file is damaged.
@@ -52,6 +54,9 @@ def replay_noted(
         names.append(file.name_in_spool)
         buffer = open_view(file, begin=0).buffer
         fold(state, buffer, tuple(names), file.path, lambda _at: WINDOW, last=file.last)
+    state.end()
+    if state.behind is not None:
+        state.behind.close()
     return state
 
 
@@ -64,10 +69,7 @@ def finished_reads(files: Sequence[SpoolFile]) -> frozenset[int]:
     written = [file for file in files if file.size]
     if not written or not _may_end_within_finish(written[-1]):
         return frozenset()
-    state = replay_noted(files, MEMORY_LIMIT)
-    if state.behind is not None:
-        state.behind.close()
-    return frozenset(state.reserved.unconfirmed)
+    return frozenset(replay_noted(files, MEMORY_LIMIT).reserved.unconfirmed)
 
 
 def _may_end_within_finish(file: SpoolFile) -> bool:

@@ -233,9 +233,6 @@ def write_behind(rotated: Sequence[SpoolFile], new: Iterable[pa.Buffer], target:
 
 def _taking_all(files: Sequence[SpoolFile]) -> Iterator[bytes]:
     state = replay_noted(files, MEMORY_LIMIT)
-    state.end()
-    if state.behind is not None:
-        state.behind.close()
     if state.is_note_cut:
         yield save_xid(state.last_xid)
     for page in state.open.drain():
@@ -257,9 +254,6 @@ def _check_end(file: SpoolFile, *, goes_on: bool) -> None:
     if not goes_on:
         return
     state = replay_noted([file], MEMORY_LIMIT)
-    state.end()
-    if state.behind is not None:
-        state.behind.close()
     if state.is_note_cut or view.has_state_dump:
         raise JournalError(
             f"nothing can be appended: {file.path} has a STATE_DUMP or part of a note at its end: "

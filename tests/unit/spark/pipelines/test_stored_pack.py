@@ -60,7 +60,6 @@ def contents(store: ObjectStore, path: str, scratch: Path) -> Contents:
     besides: list[object] = [(one.queue, delayed_items(one)) for one in companions]
     for files in by_queue(own):
         state = replay_noted(files, None)
-        state.end()
         reserved = state.reserved
         besides.append((files[0].queue, sorted(reserved.by_xid), sorted(map(str, reserved.done))))
     return {queue: items for queue, items in load(scratch).items() if items}, besides
