@@ -295,7 +295,7 @@ def test_what_a_task_had_reserved_that_was_ended_is_there_for_the_next_batch(
     ended.close()
     assert counts(client) == (0, 5)
 
-    assert from_offset(driver.latest_offset(end, BatchLimits(100, 1000))).epoch == 2
+    assert from_offset(driver.latest_offset(end, BatchLimits(100, 1000)), None).epoch == 2
     driver.close()
     assert counts(client) == (5, 0)
 
@@ -572,7 +572,7 @@ def test_no_queue_is_left_out(server: ServerProcess, client: Client, tmp_path: P
     offset, got = driver.initial_offset(), dict.fromkeys(queues, 0)
     for _ in range(25):
         offset = driver.latest_offset(offset, BatchLimits(2, 1 << 20))
-        plan = from_offset(offset)
+        plan = from_offset(offset, None)
         for place, share in enumerate(plan.shares):
             assert share.items <= 2
             for part in _parts(Staging(tmp_path / "staging"), plan.epoch, place, share, plan):

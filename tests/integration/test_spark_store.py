@@ -410,7 +410,7 @@ def test_a_server_without_reserved_reads_is_refused(location: Location) -> None:
 def test_offsets_of_files_are_as_they_were() -> None:
     """Only those of a store have a serial number."""
     assert "serial" not in BatchPlan(3, "x", "q").to_offset()
-    assert from_offset(BatchPlan(3, "x", "q", serial=5).to_offset()).serial == 5
+    assert from_offset(BatchPlan(3, "x", "q", serial=5).to_offset(), None).serial == 5
 
 
 def test_dead_letters_go_to_a_store(location: Location, store: ObjectStore) -> None:

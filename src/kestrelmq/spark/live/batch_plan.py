@@ -61,21 +61,26 @@ class BatchPlan:
         }
 
 
-def from_offset(offset: Mapping[str, Any]) -> BatchPlan:
-    """Return the plan that an offset describes."""
+def from_offset(offset: Mapping[str, Any], only: str | None) -> BatchPlan:
+    """Return the plan that an offset describes.
+
+    `only` is the query's queue, if it is a single one: shares of earlier versions are of that one,
+    and do not name it.
+    """
+    unnamed = ((only or "", None),)
     shares = [offset["shares"][str(place)] for place in range(len(offset["shares"]))]
     return BatchPlan(
         offset["epoch"],
         offset["staging"],
         offset.get("queue"),
         tuple(
-            # Offsets of earlier versions say neither whether a server reserves, nor which queues.
+            # Nor do they say whether a server reserves.
             PartitionShare(
                 share["server"],
                 share["items"],
                 share["bytes"],
                 share.get("reserves", False),
-                tuple((name, most) for name, most in share.get("queues", ())),
+                tuple((name, most) for name, most in share.get("queues") or unnamed),
             )
             for share in shares
         ),

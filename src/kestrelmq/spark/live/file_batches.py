@@ -83,7 +83,7 @@ class FileBatches:
                 "checkpoint: give each query its own"
             )
 
-    def settle(self, before: BatchPlan, only: str | None) -> bool:
+    def settle(self, before: BatchPlan) -> bool:
         """Tell servers what was read of them in the batches up to `before`, if tasks could not.
 
         When all is told, release what is still reserved: for tasks that were ended because another
@@ -106,9 +106,7 @@ class FileBatches:
         queues: dict[str, list[str]] = {}
         for share in before.shares:
             if share.reserves:
-                # An offset of an earlier version is of a single queue, and does not name it.
-                names = [name for name, _ in share.queues] or [only or ""]
-                queues.setdefault(share.server, []).extend(names)
+                queues.setdefault(share.server, []).extend(name for name, _ in share.queues)
         self._servers.retire(queues, before.staging, before.epoch)
         return False
 

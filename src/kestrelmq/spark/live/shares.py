@@ -22,8 +22,7 @@ class PartitionShare:
         bytes: approximate maximum of bytes of items.
         reserves: whether the server has reserved reads.
         queues: the queues in the order in which they are read, each with the most items to take
-            from it, None for any number; empty in an offset of an earlier version, which is of the
-            query's only queue.
+            from it, None for any number.
     """
 
     server: str
@@ -63,7 +62,7 @@ class ShareProgress:
     """How much of its share a partition has taken."""
 
     def __init__(self, share: PartitionShare) -> None:
-        self._queues = share.queues or (("", None),)
+        self._queues = share.queues
         # Of the share, when the queue at `_place` was begun; and what that one has taken.
         self._items, self._bytes = share.items, share.bytes
         self._taken_items = self._taken_bytes = 0

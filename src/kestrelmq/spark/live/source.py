@@ -116,9 +116,6 @@ class KestrelPartition(InputPartition):
         self.partition = partition
         self.only = QueueChoice.parse(options.queue).only
         self.share = plan.shares[partition]
-        if not self.share.queues and self.only is not None:
-            # An offset of an earlier version is of a single queue, and does not name it.
-            self.share = replace(self.share, queues=((self.only, None),))
         self.patience = options.patience if waits else None
         self.lease = options.lease or DEFAULT_STREAM_LEASE
         self.name = plan.staging
@@ -409,11 +406,12 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
         return BatchPlan(1, self._batch, options.queue, shares)
 
     def _parsed(self, text: str) -> BatchPlan:
+        choice = QueueChoice.parse(self._options.queue)
         try:
-            plan = from_offset(json.loads(text))
+            plan = from_offset(json.loads(text), choice.only)
         except (ValueError, KeyError, TypeError) as error:
             raise self._not_allowed(error) from None
-        if plan.queue is not None and not QueueChoice.parse(self._options.queue).means(plan.queue):
+        if plan.queue is not None and not choice.means(plan.queue):
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {self._options.queue!r} is not allowed: "
                 f"batch {self._batch!r} is of queue {plan.queue!r}"

@@ -256,9 +256,8 @@ class StoredBatches:
                 "checkpoint"
             )
 
-    def settle(self, before: BatchPlan, only: str | None) -> bool:
+    def settle(self, before: BatchPlan) -> bool:
         """Tell servers what they do not know yet, and release what no logged batch has."""
-        del only
         opened, serial = self._open(before), before.serial or 0
         if self._clock.monotonic() < self._settle_at:
             return False

@@ -1,7 +1,7 @@
 """The driver's side of a stream: plan the next batch, and delete parts that are done.
 
 Where the batches are kept is another module's: `file_batches` if the staging location is a
-directory, `stored_batches` if it is in a store. This module does not need Spark; `kestrel_source`
+directory, `stored_batches` if it is in a store. This module does not need Spark; `source`
 connects it to Spark's interface.
 """
 
@@ -62,14 +62,10 @@ class Batches(Protocol):
     def check(self, plan: BatchPlan) -> None:
         """Check that a plan is of the query whose batches these are. Raises StagingInUse."""
 
-    def settle(self, before: BatchPlan, only: str | None) -> bool:
+    def settle(self, before: BatchPlan) -> bool:
         """Tell the servers what they do not know yet of `before`, which is over.
 
         Return whether items went back to their queues that no batch has.
-
-        Args:
-            before: the last batch.
-            only: the query's queue, if it is a single one.
 
         Raises:
             StagingInUse: there are later batches: the checkpoint is another one, or an old copy.
@@ -164,15 +160,21 @@ class StreamDriver:
         """Whether the query ends once it has read what the servers had at its start."""
         return self._remaining is not None
 
-    def plan_of(self, end: Mapping[str, Any]) -> BatchPlan:
-        """Return the plan of the batch whose offset is `end`, which is read now, perhaps again.
+    def plan_of(self, offset: Mapping[str, Any]) -> BatchPlan:
+        """Return the plan of the batch with this offset.
 
         Raises:
             StagingInUse: the staging location belongs to another query.
             ConfigError: the batch is of other queues.
         """
-        plan = from_offset(end)
-        self._check_identity(plan)
+        plan = from_offset(offset, self._choice.only)
+        if plan.queue is not None and not self._choice.means(plan.queue):
+            raise ConfigError(
+                f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
+                f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
+                "wrong name. Give other queues their own checkpoint and staging location"
+            )
+        self._batches.check(plan)
         return plan
 
     def latest_offset(self, start: Mapping[str, Any], limits: BatchLimits) -> dict[str, Any]:
@@ -184,9 +186,8 @@ class StreamDriver:
             QueueCannotBeRead: the query ends once it has read what was there, and a server has a
                 queue but refuses to let it be read, or it is paused.
         """
-        before = from_offset(start)
-        self._check_identity(before)
-        if self._batches.settle(before, self._choice.only) and self._remaining is not None:
+        before = self.plan_of(start)
+        if self._batches.settle(before) and self._remaining is not None:
             self._remaining = self._steady_counts()
         if self.is_limited:
             self._servers.check_readable(self._patience)
@@ -247,9 +248,7 @@ class StreamDriver:
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Delete the parts of all batches up to `end`."""
-        plan = from_offset(end)
-        self._check_identity(plan)
-        self._batches.commit(plan)
+        self._batches.commit(self.plan_of(end))
 
     def close(self) -> None:
         """Close the connections, and release the staging location."""
@@ -289,15 +288,6 @@ class StreamDriver:
             # A queue that gave nothing has none of those items left.
             self._remaining[key] = max(0, self._remaining.get(key, 0) - items) if items else 0
         return self._remaining
-
-    def _check_identity(self, plan: BatchPlan) -> None:
-        if plan.queue is not None and not self._choice.means(plan.queue):
-            raise ConfigError(
-                f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
-                f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
-                "wrong name. Give other queues their own checkpoint and staging location"
-            )
-        self._batches.check(plan)
 
 
 def _by_queue(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:

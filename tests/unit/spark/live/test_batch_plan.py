@@ -16,9 +16,24 @@ from kestrelmq.spark.live.shares import PartitionShare
 
 def test_an_offset_says_all_that_reading_needs() -> None:
     """What Spark logs comes back as the same batch."""
-    plan = BatchPlan(7, "abc", "q", (PartitionShare("a:1", 5, 6), PartitionShare("[::1]:2", 7, 8)))
+    shares = (
+        PartitionShare("a:1", 5, 6, queues=(("q", None),)),
+        PartitionShare("[::1]:2", 7, 8, queues=(("q", 3),)),
+    )
+    plan = BatchPlan(7, "abc", "q", shares)
 
-    assert from_offset(plan.to_offset()) == plan
+    assert from_offset(plan.to_offset(), None) == plan
+
+
+def test_an_offset_of_an_earlier_version_is_of_the_only_queue() -> None:
+    """It names no queues, and does not say whether a server reserves."""
+    offset = {
+        "epoch": 7,
+        "staging": "abc",
+        "shares": {"0": {"server": "a:1", "items": 5, "bytes": 6}},
+    }
+
+    assert from_offset(offset, "q").shares == (PartitionShare("a:1", 5, 6, queues=(("q", None),)),)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +77,7 @@ def test_a_partition_reads_all_queues_of_its_server() -> None:
         ("b", 10, 100, ["u"], True),
     ]
     plan = BatchPlan(1, "abc", "u,v,w", shares)
-    assert from_offset(plan.to_offset()) == plan
+    assert from_offset(plan.to_offset(), None) == plan
 
 
 def test_more_partitions_divide_a_servers_queues() -> None:

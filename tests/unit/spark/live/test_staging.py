@@ -24,7 +24,8 @@ from kestrelmq.spark.live.staging import (
 )
 from kestrelmq.testing.clock import FakeClock
 
-SHARE = PartitionShare("a:1", 100, 1 << 20)
+QUEUES = (("q", None),)
+SHARE = PartitionShare("a:1", 100, 1 << 20, queues=QUEUES)
 STEPS = ("opened", "written", "synced", "linked", "durable", "confirmed", "yielding")
 BEFORE_THE_LINK = STEPS[:3]
 
@@ -217,8 +218,8 @@ def test_limits_of_items_and_bytes(location: Path) -> None:
     """A partition ends at its limit of items, or with the item that reaches its bytes."""
     queue = Queue(numbered(50))
 
-    assert read(location, queue, PartitionShare("a:1", 12, 1000)) == numbered(12)
-    assert len(read(location, queue, PartitionShare("a:1", 100, 70), epoch=2)) == 10
+    assert read(location, queue, PartitionShare("a:1", 12, 1000, queues=QUEUES)) == numbered(12)
+    assert len(read(location, queue, PartitionShare("a:1", 100, 70, queues=QUEUES), epoch=2)) == 10
     assert len(queue.waiting) == 50 - 12 - 10
 
 
@@ -361,9 +362,12 @@ def test_the_loser_of_a_race_gives_back_and_reads_the_winners_part(location: Pat
 
     def race(point: str) -> None:
         if point == "synced" and not Staging(location).parts():
-            assert read(location, queue, PartitionShare("a:1", 10, 1000)) == numbered(20)[10:]
+            assert (
+                read(location, queue, PartitionShare("a:1", 10, 1000, queues=QUEUES))
+                == numbered(20)[10:]
+            )
 
-    slow = read(location, queue, PartitionShare("a:1", 10, 1000), reached=race)
+    slow = read(location, queue, PartitionShare("a:1", 10, 1000, queues=QUEUES), reached=race)
 
     assert slow == numbered(20)[10:]
     assert queue.waiting == numbered(10)
@@ -435,7 +439,7 @@ def test_items_of_any_size_keep_their_bytes(location: Path) -> None:
     """Empty items, large ones and all byte values come back as they were."""
     items = [b"", bytes(range(256)), b"x" * (3 << 20), b"\r\n"]
 
-    assert read(location, Queue(items), PartitionShare("a:1", 10, 1 << 30)) == items
+    assert read(location, Queue(items), PartitionShare("a:1", 10, 1 << 30, queues=QUEUES)) == items
 
 
 def test_parts_of_earlier_versions_are_of_the_only_queue(location: Path) -> None:
@@ -446,7 +450,7 @@ def test_parts_of_earlier_versions_are_of_the_only_queue(location: Path) -> None
     )
     with pa.ipc.new_file(str(location / PartId(1, 0, 0).name), schema) as writer:
         writer.write_batch(pa.record_batch([numbered(3)], schema=schema))
-    share = PartitionShare("a:1", 5, 1 << 20, queues=(("q", None),))
+    share = PartitionShare("a:1", 5, 1 << 20, queues=QUEUES)
     queue = Queue(numbered(9))
     staging = Staging(location, only="q")
     parts = list(staging.read(1, 0, share, queue.connect, SystemClock()))

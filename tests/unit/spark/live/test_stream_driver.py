@@ -119,7 +119,7 @@ def driver_of(
 
 def read_batch(location: Path, cluster: Cluster, offset: Mapping[str, object]) -> int:
     """Read a batch as the tasks would; return its items."""
-    plan = from_offset(offset)
+    plan = from_offset(offset, None)
     total = 0
     for place, share in enumerate(plan.shares):
         connect = partial(Reads, cluster, share.server)
@@ -236,7 +236,7 @@ def test_a_checkpoint_belongs_to_its_queue(tmp_path: Path) -> None:
             refused()
     other.close()
     again = driver_of(tmp_path, cluster)
-    assert again.plan_of(offset) == from_offset(offset)
+    assert again.plan_of(offset) == from_offset(offset, None)
     again.close()
 
 
@@ -272,7 +272,9 @@ def test_read_all_takes_what_the_servers_have(tmp_path: Path) -> None:
     driver = driver_of(tmp_path, Cluster({"a:1": 12, "b:1": 0}))
     offset = driver.latest_offset(driver.initial_offset(), BatchLimits(None, 1 << 40))
 
-    assert [(share.server, share.items) for share in from_offset(offset).shares] == [("a:1", 12)]
+    assert [(share.server, share.items) for share in from_offset(offset, None).shares] == [
+        ("a:1", 12)
+    ]
     driver.close()
 
 
@@ -301,7 +303,7 @@ def test_a_server_that_went_away_meanwhile_is_not_in_the_batch(tmp_path: Path) -
     cluster = Cluster({"a:1": 5, "b:1": 5})
     cluster.away.add("b:1")
     driver = driver_of(tmp_path / "staging", cluster)
-    plan = from_offset(driver.latest_offset(driver.initial_offset(), LIMITS))
+    plan = from_offset(driver.latest_offset(driver.initial_offset(), LIMITS), None)
     driver.close()
 
     assert [(share.server, share.reserves) for share in plan.shares] == [("a:1", True)]
@@ -363,7 +365,7 @@ def test_a_rate_limits_batches(tmp_path: Path, limit: int | None) -> None:
     limits = BatchLimits(limit, 1000)
 
     def planned(offset: dict[str, Any]) -> int:
-        return sum(share.items for share in from_offset(offset).shares)
+        return sum(share.items for share in from_offset(offset, None).shares)
 
     first = driver.latest_offset(driver.initial_offset(), limits)
     clock.advance(10.1)
