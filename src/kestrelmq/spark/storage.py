@@ -202,15 +202,20 @@ class Location:
         """Return the options of a data source that give these storage options; they are secret."""
         return {f"{STORAGE_OPTION}{name}": value for name, value in self.options}
 
-    def entries(self) -> list[StoredFile]:
+    def entries(self, *, missing_ok: bool = False) -> list[StoredFile]:
         """Return what is in this directory, sorted by name.
 
         Raises:
-            FileNotFoundError: there is no such directory.
+            FileNotFoundError: there is no such directory; with `missing_ok` it is as if empty.
             StorageError: the store cannot be reached, or refuses.
         """
-        with _errors(self):
-            found = _file_system(self).get_file_info(fs.FileSelector(_inner_path(self)))
+        try:
+            with _errors(self):
+                found = _file_system(self).get_file_info(fs.FileSelector(_inner_path(self)))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+            return []
         return sorted(map(_stored, found), key=lambda one: one.name)
 
     def find(self) -> StoredFile | None:

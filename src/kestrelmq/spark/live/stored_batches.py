@@ -77,7 +77,7 @@ from kestrelmq.spark.live.staging import (
     open_part,
     record_batch,
 )
-from kestrelmq.spark.storage import Location, StoredFile
+from kestrelmq.spark.storage import Location
 
 _NAME: Final = re.compile(r"(\d{16})(?:-\d{5}-\d{5})?\.(intent|batch|late|settled|arrow)")
 _IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
@@ -236,7 +236,8 @@ class StoredBatches:
         query, started again. So what that one has reserved is released.
         """
         if self._opened is None:
-            found = [one.name for one in _entries(self._location) if _IDENTITY.fullmatch(one.name)]
+            entries = self._location.entries(missing_ok=True)
+            found = (one.name for one in entries if _IDENTITY.fullmatch(one.name))
             begun = (one for one in found if not _has_logged(self._location / one))
             self._identity = next(begun, self._identity)
         return self._identity
@@ -594,13 +595,6 @@ def _part_name(part_id: PartId) -> str:
     return f"{part_id.epoch:016d}-{part_id.partition:05d}-{part_id.number:05d}.arrow"
 
 
-def _entries(directory: Location) -> list[StoredFile]:
-    try:
-        return directory.entries()
-    except FileNotFoundError:
-        return []
-
-
 def _has_logged(directory: Location) -> bool:
     """Whether a batch was logged of the query that has this directory, for all that it says."""
     return any(kind in {"late", "settled"} for _, kind, _ in _names(directory))
@@ -608,7 +602,7 @@ def _has_logged(directory: Location) -> bool:
 
 def _names(directory: Location) -> list[tuple[int, str, str]]:
     """Return the serial number, the kind and the name of each object of batches."""
-    matches = [_NAME.fullmatch(one.name) for one in _entries(directory)]
+    matches = [_NAME.fullmatch(one.name) for one in directory.entries(missing_ok=True)]
     return [(int(match[1]), match[2], match[0]) for match in matches if match is not None]
 
 

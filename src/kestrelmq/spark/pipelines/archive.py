@@ -61,7 +61,7 @@ from kestrelmq.spark.sources.stored_tables import (
     table_files,
     table_options,
 )
-from kestrelmq.spark.storage import Location, StoredFile, located, scheme_of
+from kestrelmq.spark.storage import Location, located, scheme_of
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
@@ -304,7 +304,7 @@ def _checkpoint(spark: SparkSession, output: str | Location, given: str | None) 
             "--checkpoint, or checkpoint= in a program, with a directory that Spark can write to, "
             "and that stays"
         )
-    known = {one.name for one in _entries(output / BATCHES)}
+    known = {one.name for one in (output / BATCHES).entries(missing_ok=True)}
     if known and _query_of(spark, given) not in known:
         raise ConfigError(
             f"archive: {output} was not begun with the checkpoint in {given}: it would get items "
@@ -320,13 +320,6 @@ def _query_of(spark: SparkSession, checkpoint: str) -> str | None:
     except AnalysisException:
         return None
     return str(json.loads(row[0])["id"])
-
-
-def _entries(location: Location) -> list[StoredFile]:
-    try:
-        return location.entries()
-    except FileNotFoundError:
-        return []
 
 
 def read_archive(

@@ -261,7 +261,7 @@ class StoredBatchOfTable:
             if not one.is_directory and one.name < self._name:
                 (self._manifests / one.name).delete()
         works = self._location / TEMPORARY
-        for one in works.entries() if works.exists() else ():
+        for one in works.entries(missing_ok=True):
             if one.name.startswith(self._prefix) and one.name < self.work.name:
                 # Of a task that was ended late.
                 (works / one.name).delete_tree()

@@ -89,10 +89,7 @@ def _is_over(work: Location) -> bool:
 
 
 def _writes(path: Location) -> list[str]:
-    try:
-        found = path.entries()
-    except FileNotFoundError:
-        return []
+    found = path.entries(missing_ok=True)
     return [one.name for one in found if one.is_directory and one.name.startswith(WRITE_MARK)]
 
 
