@@ -55,7 +55,7 @@ def divide_by_cost(
     left = 0
     for thing in things:
         price = cost(thing)
-        if price > left:
+        if price > left or not found:
             found.append([])
             left = room
         found[-1].append(thing)

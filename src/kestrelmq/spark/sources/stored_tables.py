@@ -34,6 +34,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
@@ -57,6 +58,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError, KestrelError, StorageError
+from kestrelmq.spark.plan.dividing import divide_by_cost
 from kestrelmq.spark.plan.trees import StoreTree, fixed_part, is_pattern
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.tables import arrow_schema
@@ -289,16 +291,9 @@ class StoredTableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Return the files of the table; small ones share a partition."""
-        groups: list[list[str]] = []
-        room = 0
         base, found = _found(self._location)
-        for file, size in found:
-            if size > room or not groups:
-                groups.append([])
-                room = _PARTITION_BYTES
-            groups[-1].append(file)
-            room -= size
-        return [_FilesToRead(base, group) for group in groups]
+        shared = divide_by_cost(found, itemgetter(1), _PARTITION_BYTES)
+        return [_FilesToRead(base, [file for file, _ in share]) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some files."""
