@@ -99,6 +99,7 @@ LONGEST_STREAK: Final = 64
 
 BATCH_ITEMS: Final = 256
 BATCH_BYTES: Final = 1024 * 1024
+"""Most bytes, and `BATCH_ITEMS` items, of a batch: the replies fit in the buffers while we send."""
 
 _log: Final = logging.getLogger("kestrelmq.client")
 
@@ -294,11 +295,11 @@ class PutBatch:
         return self._refused.issuperset(self.pending)
 
 
-def batch_ranges(items: Sequence[bytes]) -> Iterator[range]:
-    """Cut `items` into ranges, small enough that the replies fit in the buffers while we send."""
+def batch_ranges(items: Sequence[bytes], most: int, most_bytes: int) -> Iterator[range]:
+    """Cut `items` into ranges of at most so many items and bytes, or of one larger item."""
     start, size = 0, 0
     for index, item in enumerate(items):
-        if index > start and (index - start == BATCH_ITEMS or size + len(item) > BATCH_BYTES):
+        if index > start and (index - start == most or size + len(item) > most_bytes):
             yield range(start, index)
             start, size = index, 0
         size += len(item)
@@ -523,7 +524,7 @@ class Planner:
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         outcomes: list[bool | None] = [False] * len(items)
         deadline = self.clock() + self.restart_patience
-        for batch in batch_ranges(items):
+        for batch in batch_ranges(items, BATCH_ITEMS, BATCH_BYTES):
             try:
                 yield from self._put_patiently(
                     name, PutBatch(items, times, batch, outcomes, mark), deadline, retry=retry

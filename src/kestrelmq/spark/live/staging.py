@@ -53,6 +53,7 @@ import numpy as np
 import pyarrow as pa
 
 from kestrelmq.client.commands import ReservedRead
+from kestrelmq.client.plans import batch_ranges
 from kestrelmq.clock import Clock
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 from kestrelmq.journal.files import (
@@ -71,6 +72,7 @@ PART_BYTES: Final = 16 << 20
 """A part is complete when its items have this many bytes; they are in memory until then."""
 _BATCH_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 10_000
+"""Most rows and bytes of a record batch, which Arrow must be able to address."""
 
 _PART_NAME: Final = re.compile(r"(\d{10})-(\d{5})-(\d{5})\.arrow")
 _SETTLED_NAME: Final = re.compile(r"(\d{10})-\d{5}-\d{5}\.arrow\.settled")
@@ -369,8 +371,8 @@ class Staging:
 
         def write(file: BinaryIO) -> None:
             with pa.ipc.new_file(file, schema) as writer:
-                for batch in _record_batches(opened, schema):
-                    writer.write_batch(batch)
+                for part in batch_ranges(opened.items, _BATCH_ROWS, _BATCH_BYTES):
+                    writer.write_batch(record_batch(opened, part.start, part.stop, schema))
 
         return self._write_once(part_id.name, write)
 
@@ -567,19 +569,6 @@ def open_part(
             return opened
     opened.is_last = allowed is None
     return opened
-
-
-def _record_batches(opened: OpenedPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Split items into record batches that Arrow can address."""
-    items = opened.items
-    start, size = 0, 0
-    for place, item in enumerate(items):
-        if place > start and (place - start == _BATCH_ROWS or size + len(item) > _BATCH_BYTES):
-            yield record_batch(opened, start, place, schema)
-            start, size = place, 0
-        size += len(item)
-    if start < len(items):
-        yield record_batch(opened, start, len(items), schema)
 
 
 def record_batch(opened: OpenedPart, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:
