@@ -28,7 +28,13 @@ class GivenOptions:
 
     def journals(self, allowed: str) -> JournalPath:
         """Return the required option `path`, of the file system or in a store."""
-        return located(self._path(allowed), self.storage())
+        self._known.append("path")
+        _, value = self._given.get("path", ("path", ""))
+        if not value and "paths" in self._given:
+            raise ConfigError(f"option 'path' of {self._purpose}: give one path: it may be a glob")
+        if not value:
+            raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
+        return located(value, self.storage())
 
     def storage(self) -> dict[str, str]:
         """Return the storage options, by their own names."""
@@ -38,15 +44,6 @@ class GivenOptions:
             name: one for name, one in self._given.items() if not name.startswith(STORAGE_OPTION)
         }
         return storage_options(given)
-
-    def _path(self, allowed: str) -> str:
-        self._known.append("path")
-        _, value = self._given.get("path", ("path", ""))
-        if not value and "paths" in self._given:
-            raise ConfigError(f"option 'path' of {self._purpose}: give one path: it may be a glob")
-        if not value:
-            raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
-        return value
 
     def take(self, name: str, default: T, parse: Callable[[str], T]) -> T:
         """Return the parsed value of an option, or the default if it was not given."""

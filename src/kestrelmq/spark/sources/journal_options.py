@@ -30,6 +30,7 @@ _STREAMS_ONLY: Final = frozenset(
     {"startingoffsets", "failondataloss", "max_bytes_per_batch", "wait"}
 )
 _MAX_BATCH_ROWS: Final = 1_000_000
+_JOURNALS: Final = "a queue path, a journal file, or a glob of either"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +104,6 @@ class QueueReadOptions:
     planned_delayed: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JournalWriteOptions:
-    """Options of writing `kestrel.journal`.
-
-    Attributes:
-        path: the queue path; it is created if it does not exist. It is never a glob.
-    """
-
-    path: JournalPath
-
-
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
     """Validate the options of reading `kestrel.journal`.
 
@@ -123,7 +113,7 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
     options = GivenOptions("reading kestrel.journal", given)
     return options.checked(
         JournalReadOptions(
-            path=_journals(options),
+            path=options.journals(_JOURNALS),
             mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
@@ -142,7 +132,7 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
     earliest: Literal["earliest", "latest"] | int = "earliest"
     return options.checked(
         JournalStreamOptions(
-            path=_journals(options),
+            path=options.journals(_JOURNALS),
             mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
@@ -152,10 +142,6 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
             wait=options.take("wait", DEFAULT_WAIT, a_time),
         )
     )
-
-
-def _journals(options: GivenOptions) -> JournalPath:
-    return options.journals("a queue path, a journal file, or a glob of either")
 
 
 def _partition_bytes(options: GivenOptions) -> int:
@@ -201,7 +187,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
     options = GivenOptions("reading kestrel.queue", given)
     return options.checked(
         QueueReadOptions(
-            path=_journals(options),
+            path=options.journals(_JOURNALS),
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
@@ -212,12 +198,11 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
     )
 
 
-def journal_write_options(given: Mapping[str, str]) -> JournalWriteOptions:
-    """Validate the options of writing `kestrel.journal`.
+def journal_write_path(given: Mapping[str, str]) -> JournalPath:
+    """Return the queue path to write, the only option of writing `kestrel.journal`; no glob.
 
     Raises:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("writing kestrel.journal", given)
-    path = options.journals("a queue path (a directory)")
-    return options.checked(JournalWriteOptions(path=path))
+    return options.checked(options.journals("a queue path (a directory)"))

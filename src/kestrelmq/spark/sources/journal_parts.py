@@ -142,17 +142,12 @@ class PartWriter:
             ) from None
 
 
-def ordered_parts(parts: Sequence[JournalPart], merged: Path) -> list[JournalPart]:
-    """Return the parts of a queue in their final order.
+def in_order(parts: Sequence[JournalPart]) -> list[JournalPart] | None:
+    """Return the parts of a queue in their final order; None if they overlap, and must be merged.
 
     That is the order of their sequence numbers, and the given order among equal ones or without
-    sequence numbers. Parts whose sequence numbers overlap are merged into the file `merged`.
+    sequence numbers.
     """
-    return in_order(parts) or [merge_parts(parts, merged)]
-
-
-def in_order(parts: Sequence[JournalPart]) -> list[JournalPart] | None:
-    """Do what `ordered_parts` does, unless some must be merged; return None then."""
     if not all(part.sequenced for part in parts):
         return list(parts)
     ordered = sorted(enumerate(parts), key=lambda place: (place[1].low, place[1].high))

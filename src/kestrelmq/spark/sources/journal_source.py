@@ -33,7 +33,7 @@ from kestrelmq.spark.sources.journal_options import (
     journal_path,
     journal_read_options,
     journal_stream_options,
-    journal_write_options,
+    journal_write_path,
 )
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA, RowMaker
 from kestrelmq.spark.sources.journal_stream import SEQUENCE_COLUMN, JournalStreamReader
@@ -81,7 +81,7 @@ class JournalSource(TableSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return a writer of rows of `schema`."""
-        return JournalWriter(journal_write_options(self.options), schema, overwrite=overwrite)
+        return JournalWriter(journal_write_path(self.options), schema, overwrite=overwrite)
 
 
 class JournalSourceReader(DataSourceReader):

@@ -35,14 +35,12 @@ from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode
 from kestrelmq.spark.sources.journal_commit import JournalCommit
-from kestrelmq.spark.sources.journal_options import JournalWriteOptions
 from kestrelmq.spark.sources.journal_parts import (
     JournalPart,
     PartWriter,
     in_order,
     index_path,
     merge_parts,
-    ordered_parts,
 )
 from kestrelmq.spark.sources.stored_commit import StoredJournalCommit
 from kestrelmq.spark.sources.written_columns import session_zone
@@ -77,10 +75,8 @@ class WriteJob(Protocol):
 class JournalWriter(DataSourceArrowWriter):
     """Writes journals. The driver makes it, sends a copy to every task, and commits with it."""
 
-    def __init__(
-        self, options: JournalWriteOptions, schema: StructType, *, overwrite: bool
-    ) -> None:
-        """Start a job: create the directory that its tasks write to.
+    def __init__(self, path: JournalPath, schema: StructType, *, overwrite: bool) -> None:
+        """Start a job: create the queue path, and the directory in it that its tasks write to.
 
         Spark makes the writer on the driver before it starts the tasks that write.
 
@@ -93,10 +89,10 @@ class JournalWriter(DataSourceArrowWriter):
         # Rows without an add time get the job's time, so that a repeated task writes the same.
         self._now = SystemClock().now()
         self._job: WriteJob
-        if isinstance(options.path, Location):
-            self._job = StoredJob(options.path, self._now, overwrite=overwrite)
+        if isinstance(path, Location):
+            self._job = StoredJob(path, self._now, overwrite=overwrite)
         else:
-            self._job = LocalJob(options.path, self._now, overwrite=overwrite)
+            self._job = LocalJob(path, self._now, overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsWritten:
         """Write the parts of one task."""
@@ -144,7 +140,7 @@ class LocalJob:
         try:
             _check_complete(parts)
             ordered = {
-                queue: ordered_parts(mine, self._work / f"merged-{place}")
+                queue: in_order(mine) or [merge_parts(mine, self._work / f"merged-{place}")]
                 for place, (queue, mine) in enumerate(parts.items())
             }
             directory = DiskDirectory(self._path)

@@ -32,7 +32,7 @@ kept: so an archive knows the query, and thereby the checkpoint, that it is of.
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -320,9 +320,6 @@ class StoredTableReader(DataSourceReader):
 
 class StoredTableSource(DataSource):
     """The data source of tables in a store; `write_table` and `read_table` use it."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

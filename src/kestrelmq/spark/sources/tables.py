@@ -1,6 +1,6 @@
 """Common code of the data sources: a fixed table, of which a reader may request some columns."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -28,9 +28,6 @@ class TableSource(DataSource):
     format_name: ClassVar[str]
     table: ClassVar[StructType]
     on_demand: ClassVar[StructType] = StructType()
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

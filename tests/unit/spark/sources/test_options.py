@@ -6,12 +6,11 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.sources.journal_options import (
     JournalReadOptions,
     JournalStreamOptions,
-    JournalWriteOptions,
     QueueReadOptions,
     journal_path,
     journal_read_options,
     journal_stream_options,
-    journal_write_options,
+    journal_write_path,
     queue_read_options,
 )
 
@@ -20,7 +19,7 @@ def test_only_the_path_is_needed() -> None:
     """Every other option has a default."""
     assert journal_read_options({"path": "/spool"}) == JournalReadOptions("/spool")
     assert queue_read_options({"path": "/spool"}) == QueueReadOptions("/spool")
-    assert journal_write_options({"path": "/spool"}) == JournalWriteOptions("/spool")
+    assert journal_write_path({"path": "/spool"}) == "/spool"
 
 
 def test_names_are_read_in_any_case_and_values_are_parsed() -> None:
@@ -72,14 +71,14 @@ def test_errors_name_option_value_and_what_is_allowed(given: dict[str, str], mes
 )
 def test_file_urls_are_paths(written: str, path: str) -> None:
     """Spark's users write URLs; a colon alone makes none."""
-    assert journal_write_options({"path": written}).path == path
+    assert journal_write_path({"path": written}) == path
 
 
 @pytest.mark.parametrize("url", ["s3a://bucket/spool", "hdfs:///spool", "file://host/spool"])
 def test_other_urls_are_refused(url: str) -> None:
     """The error says which are allowed."""
     with pytest.raises(ConfigError, match=r"option 'path': '.*' is not allowed: it must be a "):
-        journal_write_options({"path": url})
+        journal_write_path({"path": url})
 
 
 def test_each_source_knows_its_own_options_only() -> None:
@@ -89,7 +88,7 @@ def test_each_source_knows_its_own_options_only() -> None:
     with pytest.raises(ConfigError, match="'mode'"):
         queue_read_options({"path": "p", "mode": "failfast"})
     with pytest.raises(ConfigError, match="'mode'"):
-        journal_write_options({"path": "p", "mode": "failfast"})
+        journal_write_path({"path": "p", "mode": "failfast"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.write_directories import WRITE_MARK, remove_all
 from kestrelmq.spark.sources.encoding import encode
-from kestrelmq.spark.sources.journal_options import JournalWriteOptions
 from kestrelmq.spark.sources.journal_parts import PartWriter
 from kestrelmq.spark.sources.journal_writer import JournalWriter, PartsWritten
 from tests.spark.spools import load
@@ -21,7 +20,7 @@ SCHEMA = StructType([StructField(name, StringType()) for name in ("queue", "data
 
 def begun(spool: Path) -> tuple[JournalWriter, PartsWritten]:
     """Begin a write and do its only task's work."""
-    writer = JournalWriter(JournalWriteOptions(str(spool)), SCHEMA, overwrite=False)
+    writer = JournalWriter(str(spool), SCHEMA, overwrite=False)
     (directory,) = spool.glob(f"{WRITE_MARK}*")
     parts = PartWriter(directory, "task")
     for encoded in encode(pa.RecordBatch.from_pydict({"queue": ["q"], "data": ["x"]}), 1):
