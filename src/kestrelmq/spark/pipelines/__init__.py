@@ -12,8 +12,7 @@ from kestrelmq.spark.pipelines.history import history
 from kestrelmq.spark.pipelines.pack import pack
 from kestrelmq.spark.pipelines.replay import replay
 from kestrelmq.spark.pipelines.report import report
-from kestrelmq.spark.pipelines.restore import restore
-from kestrelmq.spark.pipelines.restore_live import restore_live
+from kestrelmq.spark.pipelines.restore import restore, restore_live
 from kestrelmq.spark.pipelines.verify import verify
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`restore`: write items from Parquet to journals that a server loads at start."""
+"""`restore`: write items from Parquet to journals that a server loads at start, or to servers."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,6 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
+from kestrelmq.spark.live.source import KESTREL_FORMAT
 from kestrelmq.spark.pipelines.archive import is_begun, read_archive
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
@@ -22,6 +24,7 @@ Time = datetime | int | str
 """A time, in milliseconds since the epoch, or either as text; without a zone it is UTC."""
 
 _KEPT = ("queue", "data", "add_time", "expiry", "due")
+_ORDER = ("ordinal", "position")
 
 
 def restore(
@@ -57,14 +60,72 @@ def restore(
     """
     path, table = located(path, storage), located(source, storage, "source")
     check_not_served(path)
-    rows = in_time_range(with_data(read_items(spark, table), str(table)), since, until)
-    order = next((name for name in ("ordinal", "position") if name in rows.columns), None)
+    rows, order = _chosen(spark, table, since, until)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
-    if order is not None:
-        kept.append(f.col(order).alias("sequence"))
-    chosen = rows.select(*kept)
+    chosen = rows.select(*kept, *(f.col(name).alias("sequence") for name in order))
     write_journals(chosen, path, mode)
     return chosen.count()
+
+
+def restore_live(
+    spark: SparkSession,
+    source: str | Location,
+    cluster: ClusterOptions,
+    *,
+    queue: str | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
+    patience: float = DEFAULT_PATIENCE,
+    storage: Mapping[str, str] | None = None,
+) -> int:
+    """Add the items of a table to queues of running servers.
+
+    Each item goes behind those that its queue has; a delayed one waits until it is due. With one
+    server, a queue gets its items in their original order; with several, each server gets its share
+    of the items in that order.
+
+    Like every write to servers, it adds items at least once: if it fails, some may have been added,
+    and running it again adds them a second time.
+
+    Args:
+        spark: the session.
+        source: a Parquet table, or its URI in a store, as `replay`, `history` and `archive` write
+            it.
+        cluster: the servers.
+        queue: add all items to this queue; None adds each item to the queue that it is from.
+        since: restore only items added at this time or later, as for `restore`.
+        until: restore only items added before this time.
+        patience: seconds to wait for room in a full queue.
+        storage: options of the store that the table is in.
+
+    Returns:
+        The number of items restored.
+
+    Raises:
+        ValueError: the table has items, but no data; or a time is none.
+    """
+    rows, order = _chosen(spark, located(source, storage, "source"), since, until)
+    ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
+    kept = [name for name in ("queue", "data", "expiry", "due") if name in rows.columns]
+    written = ordered.select(*kept)
+    writer = written.drop("queue") if queue is not None else written
+    options = cluster.as_options() | ({"queue": queue} if queue is not None else {})
+    (
+        writer.write.format(KESTREL_FORMAT)
+        .options(**options)
+        .option("patience", str(patience))
+        .mode("append")
+        .save()
+    )
+    return rows.count()
+
+
+def _chosen(
+    spark: SparkSession, table: str | Location, since: Time | None, until: Time | None
+) -> tuple[DataFrame, list[str]]:
+    """Return the rows to restore, and the column that orders them, if there is one."""
+    rows = in_time_range(_with_data(_read_items(spark, table), str(table)), since, until)
+    return rows, [name for name in _ORDER if name in rows.columns][:1]
 
 
 def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> DataFrame:
@@ -89,7 +150,7 @@ def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> Da
     return rows
 
 
-def with_data(rows: DataFrame, source: str) -> DataFrame:
+def _with_data(rows: DataFrame, source: str) -> DataFrame:
     """Return the rows that have data; `source` is the table's name, for the error message.
 
     Raises:
@@ -109,7 +170,7 @@ def _in_ms(name: str, time: datetime | int | str) -> int:
         raise ValueError(f"{name}: {time!r} is not a time: {error}") from None
 
 
-def read_items(spark: SparkSession, source: str | Location) -> DataFrame:
+def _read_items(spark: SparkSession, source: str | Location) -> DataFrame:
     """Return the rows of a table of items."""
     if is_begun(source):
         return read_archive(spark, source)
