@@ -26,6 +26,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -192,7 +193,7 @@ def archive(
     checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = options.choice()
     if every is None and not is_begun(output):
-        _check_readable(options.cluster, choice, creates=options.child is not None)
+        _check_readable(options, choice, needs_server=True)
     sources: list[tuple[Path | Location, QueueChoice]]
     if isinstance(output, Location):
         _check_kept(output, STAGING, _QUEUES, str(choice), JOURNALS)
@@ -201,7 +202,7 @@ def archive(
         _check_same_queues(Path(output), choice)
         sources = list(_sources(Path(output), choice).items())
     if options.child is not None:
-        _create_children(options.cluster, choice)
+        _check_readable(options, choice, needs_server=False)
     tables = [_read(spark, options, queues, location) for location, queues in sources]
     rows = functools.reduce(DataFrame.union, tables)
     return _start(rows, output, checkpoint, every)
@@ -368,24 +369,17 @@ def is_begun(output: str | Location) -> bool:
     return any((place / mark).exists() for mark in (STAGING, JOURNALS))
 
 
-def _check_readable(cluster: ClusterOptions, choice: QueueChoice, *, creates: bool) -> None:
-    """Check that the queues can be read on the servers that can be asked, and that there is one."""
-    probe = ServerProbe(cluster.membership(), choice, create_children=creates)
-    try:
+def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_server: bool) -> None:
+    """Check that the queues can be read on the servers that can be asked; create the children.
+
+    With `needs_server`, there must be such a server.
+    """
+    membership = options.cluster.membership()
+    creates = options.child is not None
+    with closing(ServerProbe(membership, choice, create_children=creates)) as probe:
         probe.check_readable(DEFAULT_LOADING_PATIENCE)
-        if not probe.counts():
+        if needs_server and not probe.counts():
             raise probe.unavailable()
-    finally:
-        probe.close()
-
-
-def _create_children(cluster: ClusterOptions, choice: QueueChoice) -> None:
-    """Create every child on every server that can be asked, by looking at it."""
-    probe = ServerProbe(cluster.membership(), choice, create_children=True)
-    try:
-        probe.check_readable(DEFAULT_LOADING_PATIENCE)
-    finally:
-        probe.close()
 
 
 def _check_same_queues(output: Path, choice: QueueChoice) -> None:
