@@ -1,6 +1,6 @@
 """The driver's side of a stream of journals: what is new in a spool, and the batches to read it in.
 
-A batch is what is between two offsets, see `journal_positions`. Its bytes never change, so a batch
+A batch is what is between two offsets, see `positions`. Its bytes never change, so a batch
 that is read again gives the same rows; only names do. Batches end behind whole records: the driver
 looks for the last of them in the current file of a queue, and in a file that is larger than the
 rest of the batch. Nothing is written, and no server is asked. This module does not need Spark;
@@ -469,7 +469,7 @@ def checksums(view: FileView, end: int) -> tuple[int, int]:
 
 
 def _match(position: Position, found: FollowedFile) -> int | None:
-    """Say whether a file is what was read of it, as a `journal_positions.Match`."""
+    """Say whether a file is what was read of it, as a `positions.Match`."""
     file, at = found.file, position.at
     if file.size < at:
         # A server cuts what it could not write whole; a loss of power takes what was not synced.

@@ -1,6 +1,6 @@
 """`kestrel.journal`, read as a stream: the operations in journals, while servers write them.
 
-Offsets are files and bytes, see `journal_positions`, so each operation comes exactly once, whatever
+Offsets are files and bytes, see `positions`, so each operation comes exactly once, whatever
 fails. `spool_follower` plans the batches, in one process that lives as long as the query; tasks
 read the ranges of files. No server is asked anything, and nothing is taken or written.
 
