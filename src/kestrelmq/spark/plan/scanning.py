@@ -21,7 +21,7 @@ from kestrelmq.journal.records import (
     STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.walk import EndKind, Walk, WalkEnd
+from kestrelmq.journal.walk import EndKind, Walk
 from kestrelmq.spark.plan.boundaries import boundaries
 from kestrelmq.spark.plan.summarising import RecordRun
 
@@ -71,7 +71,7 @@ class FileView:
     """The first `size` bytes of a journal file, with header fields as arrays.
 
     Attributes:
-        torn: where and why the end of the file is torn, or None; `chunks` sets it, likewise:
+        torn_at: where the torn record at the end begins, or None; `chunks` sets it, likewise:
         has_state_dump: whether a STATE_DUMP ends the file in replay.
     """
 
@@ -79,7 +79,7 @@ class FileView:
         """View `buffer`, which must hold at least `size` bytes and outlive the view."""
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
-        self.torn: WalkEnd | None = None
+        self.torn_at: int | None = None
         self.has_state_dump = False
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
 
@@ -95,11 +95,6 @@ class FileView:
             shape, dtype=dtype, buffer=self.bytes.data, strides=(1,)
         )
         return everywhere[positions]
-
-    @property
-    def torn_at(self) -> int | None:
-        """Where the torn record at the end of the file begins, or None."""
-        return None if self.torn is None else self.torn.position
 
     def chunks(
         self, *, tail_may_be_torn: bool, replayed_only: bool = True, begin: int = 0
@@ -125,13 +120,9 @@ class FileView:
             for starts, end in batches:
                 yield self._chunk(starts, end)
             if section == begin:
-                self.torn = self._torn(walk.end)
-
-    @staticmethod
-    def _torn(ending: WalkEnd) -> WalkEnd | None:
-        if ending.kind is EndKind.DAMAGED:
-            raise DamagedJournal(ending.position, ending.reason)
-        return ending if ending.kind is EndKind.TORN else None
+                if walk.end.kind is EndKind.DAMAGED:
+                    raise DamagedJournal(walk.end.position, walk.end.reason)
+                self.torn_at = walk.end.position if walk.end.kind is EndKind.TORN else None
 
     def _chunk(
         self, starts: list[NDArray[np.int64]], end: int, *, is_state_dump: bool = False
