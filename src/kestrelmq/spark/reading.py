@@ -13,16 +13,15 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from kestrelmq.spark.plan.delayed_items import delayed_to_text, list_with_delayed
+from kestrelmq.spark.plan.delayed_items import list_with_delayed
 from kestrelmq.spark.plan.read_plans import (
     ReplayedQueue,
     SummariseFiles,
     file_read_plans,
     replay_in_parallel,
     summarise,
-    to_text,
 )
-from kestrelmq.spark.plan.spool import SpoolFile, list_files
+from kestrelmq.spark.plan.spool import SpoolFile, list_files, to_text
 from kestrelmq.spark.plan.trees import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
@@ -99,7 +98,7 @@ def read_queues(
         replayed = replay_in_parallel([*small, *large], summarise_on(spark))
         plans = [plan for queue in replayed for plan in file_read_plans(queue.plan())]
         reader = reader.option("planned", to_text(plans))
-        reader = reader.option("plannedDelayed", delayed_to_text(later))
+        reader = reader.option("plannedDelayed", to_text(later))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
 
 

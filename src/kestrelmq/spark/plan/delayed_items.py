@@ -7,8 +7,8 @@ both listings has joined, and no item is in neither.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kestrelmq.journal.loading import open_all
 from kestrelmq.journal.names import master_of_delayed
@@ -111,20 +111,8 @@ def _joined(journal: DelayedJournal, held: Replay) -> Replay:
     return replay_noted(journal.master, MEMORY_LIMIT, held.open)
 
 
-def delayed_to_text(journals: Iterable[DelayedJournal]) -> str:
-    """Return journals as text, without storage options."""
-    return json.dumps([asdict(_without_locations(journal)) for journal in journals])
-
-
-def _without_locations(journal: DelayedJournal) -> DelayedJournal:
-    return DelayedJournal(
-        tuple(file.without_location() for file in journal.files),
-        tuple(file.without_location() for file in journal.master),
-    )
-
-
 def delayed_from_text(text: str, storage: Mapping[str, str]) -> list[DelayedJournal]:
-    """Return the journals that `delayed_to_text` turned into `text`; `storage` are storage options.
+    """Return the journals that `to_text` turned into `text`; `storage` are storage options.
 
     Raises:
         ValueError: `text` is not from there.
@@ -132,8 +120,8 @@ def delayed_from_text(text: str, storage: Mapping[str, str]) -> list[DelayedJour
     try:
         return [
             DelayedJournal(
-                tuple(SpoolFile(**file).located(storage) for file in one["files"]),
-                tuple(SpoolFile(**file).located(storage) for file in one["master"]),
+                tuple(SpoolFile.of(file, storage) for file in one["files"]),
+                tuple(SpoolFile.of(file, storage) for file in one["master"]),
             )
             for one in json.loads(text)
         ]

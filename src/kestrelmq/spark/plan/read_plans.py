@@ -6,8 +6,8 @@ are folded in this process.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,12 +214,6 @@ def file_read_plans(plan: QueueReadPlan) -> list[FileReadPlan]:
     return found
 
 
-def to_text(plans: Iterable[FileReadPlan]) -> str:
-    """Return plans as text, without storage options."""
-    bare = (replace(plan, file=plan.file.without_location()) for plan in plans)
-    return json.dumps([asdict(plan) for plan in bare])
-
-
 def from_text(text: str, storage: Mapping[str, str]) -> list[FileReadPlan]:
     """Return the plans that `to_text` turned into `text`; `storage` are storage options.
 
@@ -238,7 +232,7 @@ def _plan_from(plan: "dict[str, object]", storage: Mapping[str, str]) -> FileRea
     if not isinstance(file, dict) or not isinstance(exceptions, dict):
         raise TypeError("no plan")
     return FileReadPlan(
-        file=SpoolFile(**file).located(storage),
+        file=SpoolFile.of(file, storage),
         exceptions={int(item): (place, xid) for item, (place, xid) in exceptions.items()},
         **plan,  # type: ignore[arg-type] # the constructor checks the names
     )

@@ -5,12 +5,13 @@ in a store. A path that exists under exactly that name is not a glob, whatever c
 Sizes are those at the time of the listing: what is appended later belongs to the next listing.
 """
 
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.journal.names import (
@@ -76,14 +77,11 @@ class SpoolFile:
         name = parse_name(self.name_in_spool)
         return name is None or name.timestamp is None
 
-    def without_location(self) -> "SpoolFile":
-        """Return it without what is secret, for a text."""
-        return replace(self, location=None)
-
-    def located(self, options: Mapping[str, str]) -> "SpoolFile":
-        """Return it with its location, after it was in a text; `options` are storage options."""
-        found = located(self.path, options)
-        return replace(self, location=found) if isinstance(found, Location) else self
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], storage: Mapping[str, str]) -> "SpoolFile":
+        """Return the file that `to_text` has described by `fields`; `storage` are its options."""
+        found = located(fields["path"], storage)
+        return cls(**fields, location=found if isinstance(found, Location) else None)
 
     @property
     def cost(self) -> int:
@@ -133,6 +131,15 @@ class Following:
 
     queues: dict[QueueKey, tuple[FollowedFile, ...]]
     missing: frozenset[str]
+
+
+def to_text(things: Iterable[Any]) -> str:
+    """Return dataclasses that have files as JSON, without storage options, which may be secret."""
+    return json.dumps([asdict(thing, dict_factory=_without_location) for thing in things])
+
+
+def _without_location(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in fields if name != "location"}
 
 
 def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile]:

@@ -88,11 +88,10 @@ class QueueReadOptions:
         batch_rows: maximum number of items in an Arrow batch.
         direct_bytes: one task replays a queue whose journal is one file or at most this large; any
             other queue is planned first, its files in parallel.
-        planned: a plan that a Spark job made, as text (`read_plans.to_text`); None makes the plan
+        planned: a plan that a Spark job made, as text (`spool.to_text`); None makes the plan
             where Spark plans the source.
         delayed: whether delayed items are rows, too.
-        planned_delayed: the journals of delayed items that belong to the plan, as text
-            (`delayed_items.delayed_to_text`).
+        planned_delayed: the journals of delayed items that belong to the plan, likewise.
     """
 
     path: JournalPath

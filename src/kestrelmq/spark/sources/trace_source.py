@@ -9,7 +9,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.plan import columns, fates
 from kestrelmq.spark.plan.dividing import divide_by_cost
 from kestrelmq.spark.plan.segments import ReplayState
-from kestrelmq.spark.plan.spool import SpoolFile
+from kestrelmq.spark.plan.spool import SpoolFile, to_text
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS, DEFAULT_PARTITION_BYTES
 from kestrelmq.spark.sources.tables import arrow_schema
 from kestrelmq.spark.storage import storage_options
@@ -105,10 +104,8 @@ def trace(
 
 
 def encoded(trace_tasks: Sequence[fates.TraceTask]) -> str:
-    """Return `trace_tasks` as the text of an option, without storage options."""
-    bare = (replace(task, file=task.file.without_location()) for task in trace_tasks)
-    text = json.dumps([asdict(task) for task in bare])
-    return base64.b64encode(zlib.compress(text.encode())).decode()
+    """Return `trace_tasks` as the text of an option."""
+    return base64.b64encode(zlib.compress(to_text(trace_tasks).encode())).decode()
 
 
 def decoded(option: str, storage: Mapping[str, str]) -> list[fates.TraceTask]:
@@ -121,7 +118,7 @@ def decoded(option: str, storage: Mapping[str, str]) -> list[fates.TraceTask]:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
         return [
             fates.TraceTask(
-                SpoolFile(**task["file"]).located(storage),
+                SpoolFile.of(task["file"], storage),
                 _state(task["state"]),
                 int(task["before"]),
                 int(task["after"]),

@@ -13,7 +13,7 @@ from kestrelmq.spark.plan import delayed_items, read_plans
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import ENDS, open_copy, open_view
 from kestrelmq.spark.plan.read_plans import file_read_plans, live_items, replay_in_order
-from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files
+from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files, to_text
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.storage import Location, located
@@ -78,7 +78,7 @@ def test_queues_in_a_store_hold_what_those_on_a_disk_hold(spool: tuple[Path, Loc
         found: list[tuple[object, ...]] = []
         for files in by_queue(list_files(place)):
             plans = file_read_plans(replay_in_order(files).plan())
-            text = read_plans.to_text(plans)
+            text = to_text(plans)
             assert SECRET_KEY not in f"{text}{plans}"
             options = dict(stored.options) if place is stored else {}
             for plan in read_plans.from_text(text, options):
@@ -326,7 +326,7 @@ def test_delayed_items_and_finished_reads_need_the_notes(
     assert [delayed_items.delayed_items(one) for one in there] == [
         delayed_items.delayed_items(one) for one in here
     ]
-    text = delayed_items.delayed_to_text(there)
+    text = to_text(there)
     assert SECRET_KEY not in text
     assert delayed_items.delayed_from_text(text, dict(place.options)) == there
     assert [finished_reads(files) for files in by_queue(stored)] == [
