@@ -242,10 +242,9 @@ class _RowWriter:
             )
             zone = written_columns.session_zone()
             for batch in iterator:
-                for due, same in by_due(batch, zone):
-                    for queue, expiry, data in grouped(
-                        same, self._options.queue, zone, dead_letters.add
-                    ):
+                for due, same in by_due(written_columns.cast(batch, zone)):
+                    groups = grouped(same, self._options.queue, dead_letters.add)
+                    for queue, expiry, data in groups:
                         sender.send(queue, data, expiry, due)
                 items += batch.num_rows
         dead_letters.flush()
@@ -273,14 +272,11 @@ def check_columns(schema: StructType, *, queue_given: bool) -> None:
         )
 
 
-def by_due(batch: pa.RecordBatch, zone: str = "UTC") -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """Yield the rows of a batch by the time at which they are due (ms); None: not delayed.
+def by_due(batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+    """Yield rows, as `written_columns.cast` returns them, by when they are due (ms).
 
-    Args:
-        batch: rows of a schema that passed `check_columns`.
-        zone: as for `grouped`.
+    None are those without such a time, which are not delayed.
     """
-    batch = written_columns.cast(batch, zone)
     if "due" not in batch.schema.names:
         yield None, batch
         return
@@ -295,21 +291,15 @@ def by_due(batch: pa.RecordBatch, zone: str = "UTC") -> Iterator[tuple[int | Non
 
 
 def grouped(
-    batch: pa.RecordBatch, queue: str | None, zone: str = "UTC", reject: Reject | None = None
+    batch: pa.RecordBatch, queue: str | None, reject: Reject
 ) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
     """Yield a batch's items by queue and expiry, in the batch's order within each queue.
 
     Args:
-        batch: rows of a schema that passed `check_columns`.
+        batch: rows, as `written_columns.cast` returns them.
         queue: the queue of all rows; None takes it from the column.
-        zone: the time zone of dates, and of times without one.
-        reject: takes rows that have no data, or no name of a queue; None fails.
-
-    Raises:
-        CannotBeStored: a row cannot become an item.
+        reject: takes rows that have no data, or no name of a queue; it may raise CannotBeStored.
     """
-    reject = reject or DeadLetters(None).add
-    batch = written_columns.cast(batch, zone)
     names = batch.schema.names
     data = batch.column("data").to_pylist()
     queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()

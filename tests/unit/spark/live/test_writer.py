@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,8 @@ import pytest
 from kestrelmq.client.options import Expiry
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.live.dead_letters import CannotBeStored, DeadLetter, DeadLetters
-from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, by_due, grouped
+from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, Reject, by_due, grouped
+from kestrelmq.spark.sources.written_columns import cast
 from kestrelmq.testing.clock import FakeClock
 
 
@@ -44,7 +46,7 @@ class Store:
 def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
     """What is due waits no more; 0 and null mean no time of its own."""
     columns = {"data": ["a", "b", "c", "d"], "due": [5000, None, 0, 2000]}
-    batch = pa.RecordBatch.from_pydict(columns)
+    batch = cast(pa.RecordBatch.from_pydict(columns))
     found = [(due, rows.column("data").to_pylist()) for due, rows in by_due(batch)]
     assert found == [(None, [b"b", b"c"]), (2000, [b"d"]), (5000, [b"a"])]
     clock, store = FakeClock(now=3000), Store([2, 1, 1])
@@ -144,28 +146,34 @@ def test_dead_letters_are_a_table(tmp_path: Path) -> None:
     assert found == {("q", 17 << 20, 0, "too large"), (None, 0, 7, "nothing")}
 
 
+def groups(
+    columns: dict[str, Any], queue: str | None = None, reject: Reject | None = None
+) -> list[tuple[str, datetime | None, list[bytes]]]:
+    """Return the groups of a batch with these columns; what cannot be stored is an error."""
+    return list(
+        grouped(cast(pa.RecordBatch.from_pydict(columns)), queue, reject or DeadLetters(None).add)
+    )
+
+
 def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
     """Text is UTF-8; an expiry of 0 or null is never."""
-    batch = pa.RecordBatch.from_pydict(
+    assert groups(
         {
             "queue": ["a", "b", "a", "a"],
             "data": ["1", "2", "3", "4"],
             "expiry": [0, 1000, None, 2000],
         }
-    )
-
-    assert list(grouped(batch, None)) == [
+    ) == [
         ("a", None, [b"1", b"3"]),
         ("a", datetime.fromtimestamp(2, UTC), [b"4"]),
         ("b", datetime.fromtimestamp(1, UTC), [b"2"]),
     ]
-    upper = pa.RecordBatch.from_pydict({"DATA": ["1"], "Queue": pa.array([7])})
-    assert list(grouped(upper, None)) == [("7", None, [b"1"])]
+    assert groups({"DATA": ["1"], "Queue": pa.array([7])}) == [("7", None, [b"1"])]
     with pytest.raises(CannotBeStored, match="'a/b' is not allowed"):
-        list(grouped(pa.RecordBatch.from_pydict({"queue": ["a/b"], "data": [b""]}), None))
+        groups({"queue": ["a/b"], "data": [b""]})
     with pytest.raises(CannotBeStored, match="'data' must not be null"):
-        list(grouped(pa.RecordBatch.from_pydict({"data": pa.array([None], pa.binary())}), "q"))
+        groups({"data": pa.array([None], pa.binary())}, "q")
     rejected: list[DeadLetter] = []
-    mixed = pa.RecordBatch.from_pydict({"queue": ["a/b", None, "c"], "data": [b"1", b"2", b"3"]})
-    assert list(grouped(mixed, None, reject=rejected.append)) == [("c", None, [b"3"])]
+    mixed = {"queue": ["a/b", None, "c"], "data": [b"1", b"2", b"3"]}
+    assert groups(mixed, reject=rejected.append) == [("c", None, [b"3"])]
     assert [(letter.queue, letter.data) for letter in rejected] == [(None, b"2"), ("a/b", b"1")]
