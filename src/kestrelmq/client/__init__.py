@@ -8,8 +8,13 @@ import logging
 
 from kestrelmq.client.aio import AsyncClient, AsyncReservedItem
 from kestrelmq.client.blocking import Client, ReservedItem
-from kestrelmq.client.commands import BrowsedItem, BrowsedPage, Moved, ReservedRead
-from kestrelmq.client.connected import ConnectedClient
+from kestrelmq.client.commands import (
+    BrowsedItem,
+    BrowsedPage,
+    ConnectedClient,
+    Moved,
+    ReservedRead,
+)
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import QueueStats
 

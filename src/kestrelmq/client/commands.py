@@ -6,13 +6,13 @@ thrown into it.
 """
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from kestrelmq.client.options import ItemTimes
-from kestrelmq.client.statistics import stats_of_queue
+from kestrelmq.client.statistics import number, stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.given_data import given_bytes
 from kestrelmq.marks import PutMark
@@ -568,11 +568,40 @@ def exists(queue: bytes) -> Command[bool]:
     return Command(wire.queue_request("stats", queue), read, is_listing=True)
 
 
-def clients() -> Command[list[str]]:
-    """Ask for the connected clients: a line of fields for each."""
+@dataclass(frozen=True, slots=True)
+class ConnectedClient:
+    """A client that is connected to a server.
 
-    def read() -> Reading[list[str]]:
-        found: list[str] = []
+    Attributes:
+        server: the server's address; empty in the reply of the server.
+        id: its number on that server; a later client has a higher one.
+        address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
+        protocol: `memcache`, `text` or `thrift`.
+        since: when it connected, in milliseconds since the epoch.
+        replies: how many replies it was given, about one for each command.
+        state: `idle`; `waiting` for an item; `working`: a request takes several turns; or
+            `stalled`: it does not read its replies.
+        queue: the queue that its present request reads or adds to, if it takes time; written as
+            the list of a `reserve`, which may wait on several.
+        open_reads: how many reads it holds open, by queue; of more than a thousand only the first.
+    """
+
+    server: str
+    id: int
+    address: str
+    protocol: str
+    since: int
+    replies: int
+    state: str
+    queue: str | None
+    open_reads: Mapping[str, int]
+
+
+def clients() -> Command[list[ConnectedClient]]:
+    """Ask for the connected clients."""
+
+    def read() -> Reading[list[ConnectedClient]]:
+        found: list[ConnectedClient] = []
         size = 0
         while not isinstance(reply := (yield), wire.EndOfList):
             if not isinstance(reply, wire.Line) or not reply.text.startswith(_CLIENT):
@@ -580,10 +609,34 @@ def clients() -> Command[list[str]]:
             size += len(reply.text)
             if size > MAX_STATS_BYTES:
                 raise ProtocolError(f"a list of clients of more than {MAX_STATS_BYTES} bytes")
-            found.append(reply.text.removeprefix(_CLIENT))
+            found.append(_connected(reply.text.removeprefix(_CLIENT)))
         return found
 
     return Command(wire.plain_request("clients"), read, is_listing=True)
+
+
+def _connected(line: str) -> ConnectedClient:
+    """Return the client that these fields describe; unknown fields are ignored."""
+    fields: dict[str, str] = {}
+    open_reads: dict[str, int] = {}
+    for word in line.split(" "):
+        name, _, content = word.partition("=")
+        if name == "open":
+            queue, _, count = content.rpartition("/")
+            open_reads[queue] = number(count)
+        else:
+            fields[name] = content
+    return ConnectedClient(
+        server="",
+        id=number(fields.get("id", "")),
+        address=fields.get("address", ""),
+        protocol=fields.get("protocol", ""),
+        since=number(fields.get("since", "")),
+        replies=number(fields.get("replies", "")),
+        state=fields.get("state", ""),
+        queue=fields.get("queue"),
+        open_reads=open_reads,
+    )
 
 
 def kill_client(number: int) -> Command[bool]:

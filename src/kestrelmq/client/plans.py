@@ -47,8 +47,14 @@ from typing import (
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerChoice, ServerSet
-from kestrelmq.client.commands import BrowsedPage, Command, HeldItem, Moved, ReservedRead
-from kestrelmq.client.connected import ConnectedClient, connected_client
+from kestrelmq.client.commands import (
+    BrowsedPage,
+    Command,
+    ConnectedClient,
+    HeldItem,
+    Moved,
+    ReservedRead,
+)
 from kestrelmq.client.exporting import (
     EXPORTED_AT_ONCE,
     ExportPage,
@@ -1208,7 +1214,7 @@ class Planner:
     def clients(self) -> Plan[list[ConnectedClient]]:
         """Return the clients that are connected to each server, this one among them."""
         answers = yield from self._on_every_server(commands.clients())
-        return [connected_client(s, line) for s, lines in answers.items() for line in lines]
+        return [replace(one, server=s) for s, found in answers.items() for one in found]
 
     def kill_client(self, number: int, server: str | None = None) -> Plan[bool]:
         """Disconnect a client; its open reads go back. False if there is none of that number.
