@@ -18,11 +18,11 @@ from kestrelmq.cli.servers import (
     asking_each,
     check_exists,
     connect,
+    no_queue,
 )
 from kestrelmq.cli.terminal import printable
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
-from kestrelmq.errors import KestrelError
 
 
 class Operations(StrEnum):
@@ -157,7 +157,7 @@ def pause(
     """  # noqa: D301 # \b is for the help
     with connect(servers, zookeeper, path_prefix) as client:
         if not client.pause(queue, operations.value):
-            raise KestrelError(f"no server has a queue {queue!r}")
+            raise no_queue(queue)
 
 
 def resume(
@@ -174,7 +174,7 @@ def resume(
     """
     with connect(servers, zookeeper, path_prefix) as client:
         if not client.resume(queue, operations.value):
-            raise KestrelError(f"no server has a queue {queue!r}")
+            raise no_queue(queue)
 
 
 def status(

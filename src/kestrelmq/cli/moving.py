@@ -15,6 +15,7 @@ from kestrelmq.cli.servers import (
     ZookeeperFlag,
     check_exists,
     connect,
+    no_queue,
 )
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.client import BrowsedItem, Client, Moved
@@ -61,7 +62,7 @@ def browse(  # noqa: PLR0913 # one parameter a flag
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
         text, regex = (None if flag is None else os.fsencode(flag) for flag in (search, pattern))
-        for item in found_items(client, queue, offset, count, text, regex):
+        for item in _found_items(client, queue, offset, count, text, regex):
             if as_json:
                 print(_json_line(queue, item))
             else:
@@ -74,13 +75,13 @@ def _json_line(queue: str, item: BrowsedItem) -> str:
     return to_json(ExportRow(queue, item.place, item.data, item.add_time, item.expiry))
 
 
-def found_items(
+def _found_items(
     client: Client,
     queue: str,
-    offset: int = 0,
-    count: int = 0,
-    text: bytes | None = None,
-    pattern: bytes | None = None,
+    offset: int,
+    count: int,
+    text: bytes | None,
+    pattern: bytes | None,
 ) -> Iterator[BrowsedItem]:
     """Yield up to `count` items of each server, or all of them if it is 0."""
     pages = client.browse(queue, offset, _page(count), text=text, pattern=pattern)
@@ -168,7 +169,7 @@ def redrive(
 
 def _report(queue: str, done: str, results: Mapping[str, Moved]) -> None:
     if not results:
-        raise KestrelError(f"no server has a queue {queue!r}")
+        raise no_queue(queue)
     print(f"{sum(moved.count for moved in results.values())} items {done}")
     stopped = [f"{server}: {one.stopped}" for server, one in results.items() if one.stopped]
     if stopped:

@@ -157,7 +157,12 @@ def check_exists(client: Client, queue: str) -> None:
         KestrelError: no server has it, or not every server could be asked.
     """
     if not client.exists(queue):
-        raise KestrelError(f"no server has a queue {queue!r}")
+        raise no_queue(queue)
+
+
+def no_queue(queue: str | None) -> KestrelError:
+    """Return the error for a queue that no server has."""
+    return KestrelError(f"no server has a queue {queue!r}")
 
 
 def ask_to_confirm(question: str, *, yes: bool) -> None:

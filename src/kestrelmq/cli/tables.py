@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each
+from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each, no_queue
 from kestrelmq.cli.terminal import printable
 from kestrelmq.client import Client, QueueStats
 from kestrelmq.client.statistics import (
@@ -18,7 +18,6 @@ from kestrelmq.client.statistics import (
     paused_over_servers,
     queue_stats,
 )
-from kestrelmq.errors import KestrelError
 
 COLUMNS: Final = (
     "items",
@@ -76,7 +75,7 @@ def stats(
             rows = [[name, *(str(values.get(name, "")) for values in columns)] for name in names]
             print_table(["", *answers], rows)
     if not answers:
-        raise KestrelError(f"no server has a queue {queue!r}")
+        raise no_queue(queue)
 
 
 def _stats_of(client: Client, queue: str | None) -> dict[str, dict[str, int | str]]:
