@@ -6,13 +6,14 @@ A body is neither received nor inflated for an operation that takes none.
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.errors import ApiError, busy
 from kestrelmq.server.long_reply import in_slices
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -69,13 +70,8 @@ class BodyReader:
                 "Content-Encoding: allowed: gzip, deflate",
                 {"Accept-Encoding": "gzip, deflate"},
             )
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT):
-                sent = await self._receive(request)
-        except TimeoutError:
-            raise _too_slow() from None
-        except (web.RequestPayloadError, HttpProcessingError):
-            raise _no_body() from None
+        async with _receiving():
+            sent = await self._receive(request)
         if encoding in {"", "identity"} or not sent:
             return sent
         return await _inflated(sent, _window_bits(encoding, sent))
@@ -91,7 +87,11 @@ class BodyReader:
             raise ApiError(415, "unknown_encoding", "lines are taken as they are, not compressed")
         rest = bytearray()
         try:
-            while part := await self._part(request):
+            while True:
+                async with _receiving():
+                    part = await request.content.readany()
+                if not part:
+                    break
                 begin = len(rest)
                 rest += part
                 self.held += len(part)
@@ -107,16 +107,6 @@ class BodyReader:
                 yield [bytes(rest)]
         finally:
             self.held -= len(rest)
-
-    async def _part(self, request: web.Request) -> bytes:
-        """Return what comes next of a body; empty at its end. Raises as `read`."""
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT):
-                return await request.content.readany()
-        except TimeoutError:
-            raise _too_slow() from None
-        except (web.RequestPayloadError, HttpProcessingError):
-            raise _no_body() from None
 
     async def _receive(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -137,11 +127,8 @@ class BodyReader:
         if size > MAX_BODY_BYTES:
             raise ApiError(413, "body_too_large", _TOO_LARGE)
         if self.held > BODY_BUDGET:
-            raise ApiError(
-                503,
-                "too_many_bodies",
-                "the server is receiving too many bodies at the same time; try again",
-                {"Retry-After": "1"},
+            raise busy(
+                "too_many_bodies", "the server is receiving too many bodies at the same time"
             )
 
 
@@ -174,12 +161,17 @@ def _too_many_parts() -> ApiError:
     return ApiError(413, "too_many_parts", "the JSON has too many parts: names, numbers, strings")
 
 
-def _too_slow() -> ApiError:
-    return ApiError(408, "body_too_slow", f"the body did not come within {BODY_TIMEOUT:g} s")
-
-
-def _no_body() -> ApiError:
-    return ApiError(400, "invalid_body", "the body is not a valid HTTP body")
+@asynccontextmanager
+async def _receiving() -> AsyncIterator[None]:
+    """Receive within the `async with` block. Raises ApiError: nothing valid came in time."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            yield
+    except TimeoutError:
+        text = f"the body did not come within {BODY_TIMEOUT:g} s"
+        raise ApiError(408, "body_too_slow", text) from None
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise ApiError(400, "invalid_body", "the body is not a valid HTTP body") from None
 
 
 def _window_bits(encoding: str, sent: bytes) -> int:

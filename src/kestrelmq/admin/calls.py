@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.connections import HttpConnection
-from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.errors import ApiError, busy
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.engine.queue import Queue
 from kestrelmq.names import queue_name_error
@@ -50,12 +50,7 @@ class LongRequests:
     def one(self) -> Iterator[None]:
         """Serve one. Raises ApiError: there are too many."""
         if self._count >= self._most:
-            raise ApiError(
-                503,
-                self._code,
-                f"{self._most} {self._kind} are being served; try again",
-                {"Retry-After": "1"},
-            )
+            raise busy(self._code, f"{self._most} {self._kind} are being served")
         self._count += 1
         try:
             yield

@@ -51,6 +51,11 @@ class ApiError(Exception):
         self.headers = headers or {}
 
 
+def busy(code: str, message: str) -> ApiError:
+    """Return the refusal of what the server may do a second later."""
+    return ApiError(503, code, f"{message}; try again", {"Retry-After": "1"})
+
+
 _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
     (RemoteAdminRefused, 403, "remote_admin_refused"),
@@ -84,7 +89,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ApiError as error:
         return error_reply(error)
     except KestrelError as error:
-        return error_reply(_translated(error))
+        return error_reply(translated(error))
     except web.HTTPException as error:
         return error_reply(_of_http(error))
     except (ConnectionError, TimeoutError):
@@ -94,7 +99,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error_reply(ApiError(500, "internal_error", "internal error; see the log"))
 
 
-def _translated(error: KestrelError) -> ApiError:
+def translated(error: KestrelError) -> ApiError:
+    """Return the refusal that tells a client of `error`."""
     for kind, status, code in _CODES:
         if isinstance(error, kind):
             return ApiError(status, code, str(error))

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.errors import busy
 
 UNSENT_BUDGET: Final = 64 << 20
 """While more bytes than this are rendered but unsent, no further reply is rendered."""
@@ -42,11 +42,8 @@ class LargeReplies:
             return response
         async with self._rendering:
             if self._held > UNSENT_BUDGET:
-                raise ApiError(
-                    503,
-                    "too_many_replies",
-                    "too many replies wait for their clients to take them; try again",
-                    {"Retry-After": "1"},
+                raise busy(
+                    "too_many_replies", "too many replies wait for their clients to take them"
                 )
             parts = await render()
         size = sum(map(len, parts))

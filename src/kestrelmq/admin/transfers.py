@@ -15,7 +15,7 @@ from aiohttp import web
 
 from kestrelmq.admin.bodies import SHORT_JSON, check_parts
 from kestrelmq.admin.calls import LINES, Answer, Call, now
-from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.errors import ApiError, translated
 from kestrelmq.admin.models import Imported
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
@@ -197,11 +197,8 @@ class _Target:
             try:
                 self._call.allow_changes()
                 stored = await put(context, self._name, row.data, ItemTimes(row.expiry, row.due))
-            except JournalError as error:
-                refusal = ApiError(503, "journal_error", str(error))
-                break
-            except QueueUnavailable as error:
-                refusal = ApiError(503, "queue_unavailable", str(error))
+            except (JournalError, QueueUnavailable) as error:
+                refusal = translated(error)
                 break
             except ApiError as error:
                 refusal = error
@@ -216,7 +213,7 @@ class _Target:
         try:
             await changes.wait_until_durable(context, *touched)
         except JournalError as error:
-            raise ApiError(503, "journal_error", str(error)) from None
+            raise translated(error) from None
         self.added += count
         if refusal is not None:
             raise refusal
