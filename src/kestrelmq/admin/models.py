@@ -111,7 +111,7 @@ class Declaration(_Model):
 class NewQueue(_Model):
     """A queue to create."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: QueueName
     """Its name; `MASTER+CHILD` is a fanout child."""
     declared: Declaration | None = None
     """Settings of its own; if absent, an existing queue stays as it is."""
@@ -150,7 +150,7 @@ class Operations(_Model):
 class NewPlace(_Model):
     """Where to move or copy items."""
 
-    target: Annotated[str, Field(min_length=1, max_length=200)]
+    target: QueueName
     """The queue, or the alias, that they are added to."""
     count: Annotated[int, Field(ge=0)] | None = None
     """How many of the first items; if absent, all that wait."""
@@ -159,7 +159,7 @@ class NewPlace(_Model):
 class Redrive(_Model):
     """Where to move dead letters."""
 
-    target: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    target: QueueName | None = None
     """The queue that they are added to; if absent, the only one that has this queue as
     `dead_letter_queue`."""
 
