@@ -94,7 +94,7 @@ def scan_alone(spool: Path, wanted_columns: list[str]) -> Iterator[pa.RecordBatc
     """Yield the Arrow columns of all records, made in this process."""
     for file in list_files(str(spool)):
         view = open_view(file)
-        for chunk in view.chunks(tail_may_be_torn=True):
+        for chunk in view.chunks():
             for batch in columns.batches(chunk, 10_000):
                 arrays = [columns.RECORD_COLUMNS[name](view, batch) for name in wanted_columns]
                 yield pa.RecordBatch.from_arrays(arrays, names=wanted_columns)
@@ -106,7 +106,7 @@ def replay_alone(spool: Path) -> int:
     for files in by_queue(list_files(str(spool))):
         for plan in file_read_plans(replay_in_order(files).plan()):
             view = open_view(plan.file)
-            for chunk in view.chunks(tail_may_be_torn=True):
+            for chunk in view.chunks():
                 for batch in columns.batches(chunk.part(chunk.adds), 10_000):
                     total += columns.data(view, batch).nbytes
     return total

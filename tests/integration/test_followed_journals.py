@@ -24,7 +24,7 @@ def added(follower: SpoolFollower, start: dict[str, Any], end: dict[str, Any]) -
     found = []
     for one in follower.ranges(start, end):
         view = one.open()
-        for chunk in view.chunks(tail_may_be_torn=one.file.last, begin=one.file.begin):
+        for chunk in view.chunks(begin=one.file.begin):
             items = chunk.part(chunk.adds)
             for begin, stop in zip(items.starts, items.ends, strict=True):
                 found.append(item_data(view.bytes[begin:stop].tobytes()))

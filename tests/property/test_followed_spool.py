@@ -61,7 +61,7 @@ def records_of(ranges: Sequence[FileRange]) -> list[bytes]:
     found = []
     for one in ranges:
         view = one.open()
-        for chunk in view.chunks(tail_may_be_torn=one.file.last, begin=one.file.begin):
+        for chunk in view.chunks(begin=one.file.begin):
             for start, end in zip(chunk.starts, chunk.ends, strict=True):
                 found.append(view.bytes[start:end].tobytes())
     return found

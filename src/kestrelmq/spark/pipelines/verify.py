@@ -65,7 +65,7 @@ def check(file: SpoolFile) -> FileCheck:
     damaged_at, reason, torn_at = None, None, None
     try:
         view = open_view(file)
-        for chunk in view.chunks(tail_may_be_torn=file.last):
+        for chunk in view.chunks():
             records += len(chunk)
         torn_at = view.torn_at
     except DamagedJournal as damage:

@@ -32,7 +32,7 @@ def divided(file: SpoolFile, least: int) -> list[SpoolFile]:
     view = open_view(file)
     begins = [0]
     try:
-        for chunk in view.chunks(tail_may_be_torn=file.last):
+        for chunk in view.chunks():
             if chunk.is_state_dump:
                 break
             while chunk.ends[-1] >= begins[-1] + least:

@@ -101,7 +101,7 @@ def add_times(file: SpoolFile) -> AddTimes:
     """
     view = open_view(file)
     found = AddTimes()
-    for chunk in view.chunks(tail_may_be_torn=file.last):
+    for chunk in view.chunks():
         times = _add_times(view, chunk)
         known = times[times != 0]
         if len(known):
@@ -127,7 +127,7 @@ def items(task: TraceTask, *, with_data: bool, rows: int) -> Iterator[pa.RecordB
     file = task.file
     ordinal = task.state.adds
     view = open_view(file)
-    for chunk in view.chunks(tail_may_be_torn=file.last):
+    for chunk in view.chunks():
         for batch in columns.batches(chunk.part(chunk.adds), rows):
             count = len(batch)
             yield pa.RecordBatch.from_arrays(
@@ -155,7 +155,7 @@ def item_events(task: TraceTask) -> Iterator[pa.RecordBatch]:
     view = open_view(file)
     before = task.before
     waiting: list[_ItemEvents] = []  # events that wait for the next add time, their upper bound
-    for chunk in view.chunks(tail_may_be_torn=file.last):
+    for chunk in view.chunks():
         run = record_run(view, chunk)
         summariser.feed(run)
         times = _add_times(view, chunk)

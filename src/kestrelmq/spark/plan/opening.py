@@ -56,22 +56,26 @@ def open_view(file: SpoolFile, end: int | None = None, *, begin: int | None = No
         if file.location is None:
             with contextlib.suppress(JournalError):  # an empty one that is gone lacks nothing
                 _opened(file.path, file.inode).close()
-        return FileView(b"", 0)
+        return FileView(b"", 0, last=file.last)
     first = max(0, min(file.begin if begin is None else begin, size - ENDS))
     parts = [(0, size)] if first <= ENDS else [(0, ENDS), (first, size)]
+    buffer: Buffer
     if file.location is not None:
-        return FileView(_read_stored(file, file.location, size, parts), size)
-    with _opened(file.path, file.inode) as opened:
-        if file.is_current:
-            return FileView(_read_local(file.path, opened, size, parts), size)
-        return FileView(_mapped(file.path, opened, size), size)
+        buffer = _read_stored(file, file.location, size, parts)
+    else:
+        with _opened(file.path, file.inode) as opened:
+            if file.is_current:
+                buffer = _read_local(file.path, opened, size, parts)
+            else:
+                buffer = _mapped(file.path, opened, size)
+    return FileView(buffer, size, last=file.last)
 
 
-def map_view(path: Path) -> FileView:
-    """Map a journal file of the file system that nobody changes now. Raises OSError."""
+def map_last(path: Path) -> FileView:
+    """Map the last file of a journal in the file system, which nobody changes. Raises OSError."""
     with open_stream(path, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
-        return FileView(_mapped(str(path), opened, size) if size else b"", size)
+        return FileView(_mapped(str(path), opened, size) if size else b"", size, last=True)
 
 
 def open_copy(file: SpoolFile) -> int:

@@ -130,7 +130,7 @@ def summarise(task: SummaryTask) -> SegmentSummary:
     view = open_view(file)
     summariser = Summariser(task.start, last_xid=task.last_xid)
     try:
-        for chunk in view.chunks(tail_may_be_torn=file.last):
+        for chunk in view.chunks():
             summariser.feed(record_run(view, chunk))
     except DamagedJournal as damage:
         raise DamagedJournal(damage.position, damage.reason, file.path) from None
@@ -248,7 +248,7 @@ def live_items(plan: FileReadPlan) -> Iterator[tuple[FileView, Chunk, NDArray[np
     file = plan.file
     view = open_view(file)
     ordinal = plan.first
-    for chunk in view.chunks(tail_may_be_torn=file.last):
+    for chunk in view.chunks():
         items = chunk.part(chunk.adds)
         ordinals = np.arange(ordinal, ordinal + len(items), dtype=np.int64)
         ordinal += len(items)

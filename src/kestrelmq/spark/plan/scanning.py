@@ -75,8 +75,12 @@ class FileView:
         has_state_dump: whether a STATE_DUMP ends the file in replay.
     """
 
-    def __init__(self, buffer: Buffer, size: int) -> None:
-        """View `buffer`, which must hold at least `size` bytes and outlive the view."""
+    def __init__(self, buffer: Buffer, size: int, *, last: bool) -> None:
+        """View `buffer`, which must hold at least `size` bytes and outlive the view.
+
+        `last` is whether it is the last file of its queue, whose end may be torn.
+        """
+        self._last = last
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
         self.torn_at: int | None = None
@@ -96,9 +100,7 @@ class FileView:
         )
         return everywhere[positions]
 
-    def chunks(
-        self, *, tail_may_be_torn: bool, replayed_only: bool = True, begin: int = 0
-    ) -> Iterator[Chunk]:
+    def chunks(self, *, replayed_only: bool = True, begin: int = 0) -> Iterator[Chunk]:
         """Split the file into chunks of whole records, in order.
 
         A STATE_DUMP is the last chunk, because replay of the file ends there; without
@@ -107,9 +109,9 @@ class FileView:
 
         Raises:
             DamagedJournal: after the last good record, if the file is damaged there, or is torn
-                and `tail_may_be_torn` is not set.
+                and not the last.
         """
-        walk = Walk(self.buffer, _find, last=tail_may_be_torn, step=_step, forgets=False)
+        walk = Walk(self.buffer, _find, last=self._last, step=_step, forgets=False)
         for section, batches in walk.sections(begin):
             if section != begin:
                 self.has_state_dump = True

@@ -400,7 +400,7 @@ def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]
     view = open_view(file, begin=begin)
     end = begin
     try:
-        for chunk in view.chunks(tail_may_be_torn=file.last, begin=begin):
+        for chunk in view.chunks(begin=begin):
             if chunk.is_state_dump:
                 return (end, False) if file.last else (file.size, False)
             fitting = int(np.searchsorted(chunk.ends, begin + room, side="right"))
@@ -449,7 +449,7 @@ def _first_since(found: FollowedFile, since: int) -> int | None:
     file = found.file
     view = open_view(file)
     try:
-        for chunk in view.chunks(tail_may_be_torn=file.last):
+        for chunk in view.chunks():
             items = chunk.part(chunk.adds)
             times = columns.add_times(view, items).fill_null(0).to_numpy(zero_copy_only=False)
             late = np.flatnonzero(times >= since)

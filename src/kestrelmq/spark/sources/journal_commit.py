@@ -28,7 +28,7 @@ from kestrelmq.journal.names import (
     rotated_name,
 )
 from kestrelmq.journal.pack import take_place
-from kestrelmq.spark.plan.opening import map_view
+from kestrelmq.spark.plan.opening import map_last
 from kestrelmq.spark.plan.scanning import FileView
 from kestrelmq.spark.sources.journal_parts import JournalPart, join_parts
 
@@ -95,7 +95,7 @@ class JournalCommit:
         timestamp = later_timestamp(existing.rotated, self._now)
         if existing.files:
             path = directory.path / existing.files[-1]
-            check_tail(map_view(path), path)
+            check_tail(map_last(path), path)
         single = self._joined(parts)
         if existing.files:
             # It will not be the last file any more, so no crash may leave its end torn.
@@ -130,7 +130,7 @@ def check_tail(view: FileView, shown: str | Path) -> None:
         JournalError: it is torn or damaged.
     """
     try:
-        for _ in view.chunks(tail_may_be_torn=True):
+        for _ in view.chunks():
             pass
     except DamagedJournal as damage:
         reason = f"{shown}: {damage.reason} at byte {damage.position}"

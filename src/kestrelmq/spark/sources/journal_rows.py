@@ -80,9 +80,7 @@ class RowMaker:
         Raises:
             DamagedJournal: the file is damaged, and the mode is `failfast`.
         """
-        chunks = view.chunks(
-            tail_may_be_torn=file.last, replayed_only=replayed_only, begin=file.begin
-        )
+        chunks = view.chunks(replayed_only=replayed_only, begin=file.begin)
         try:
             for chunk in chunks:
                 wanted = chunk

@@ -99,9 +99,9 @@ def cut(records: list[bytes], at: Sequence[int]) -> list[bytes]:
 
 def summarise(segment: bytes, start: SegmentStart | None, last_xid: int = 0) -> SegmentSummary:
     """Summarise the bytes of a segment."""
-    view = FileView(segment, len(segment))
+    view = FileView(segment, len(segment), last=True)
     summariser = Summariser(start, last_xid=last_xid)
-    for chunk in view.chunks(tail_may_be_torn=True):
+    for chunk in view.chunks():
         summariser.feed(record_run(view, chunk))
     return summariser.result()
 
@@ -212,10 +212,10 @@ def test_a_trace_tells_what_became_of_items() -> None:
     records += journal([ConfirmRemove(2), ConfirmRemove(7)])
     segment = b"".join(records)
     told: list[tuple[Fate, int, int]] = []
-    view = FileView(segment, len(segment))
+    view = FileView(segment, len(segment), last=False)
     start = SegmentStart(length=1, open=frozenset({7}), last_xid=0)
     summariser = Summariser(start, trace=lambda *fate: told.append(fate))
-    for chunk in view.chunks(tail_may_be_torn=False):
+    for chunk in view.chunks():
         summariser.feed(record_run(view, chunk))
 
     assert told == [

@@ -86,7 +86,7 @@ from kestrelmq.spark.plan.spool import list_files
 (file,) = list_files(sys.argv[1])
 view = open_view(file)
 os.truncate(file.path, 10)
-print(sum(len(chunk) for chunk in view.chunks(tail_may_be_torn=True)))
+print(sum(len(chunk) for chunk in view.chunks()))
 """
 
     ended = subprocess.run(

@@ -39,7 +39,7 @@ def items(ranges: Sequence[FileRange]) -> list[bytes]:
     found = []
     for one in ranges:
         view = one.open()
-        for chunk in view.chunks(tail_may_be_torn=one.file.last, begin=one.file.begin):
+        for chunk in view.chunks(begin=one.file.begin):
             found += [view.bytes[end - 1 : end].tobytes() for end in chunk.ends[chunk.adds]]
     return found
 
