@@ -127,7 +127,7 @@ def _read_stored(
                 continue
             _check_size(file.path, size, found)
             return buffer
-    raise _packed_away(file.path)
+    raise packed_away(file.path)
 
 
 def _is_replaced(file: SpoolFile, listed: Location, size: int) -> bool:
@@ -161,7 +161,7 @@ def _rotated_since(file: SpoolFile, listed: Location) -> list[Location]:
         if name is not None and name.queue == file.queue and name.timestamp is not None
     ]
     if file.newest and file.newest not in (timestamp for timestamp, _ in rotated):
-        raise _packed_away(file.path)
+        raise packed_away(file.path)
     return [
         listed.parent / written
         for timestamp, written in sorted(rotated)
@@ -174,7 +174,8 @@ def _check_size(path: str, listed: int, found: int) -> None:
         raise JournalError(f"{path}: shrank from {listed} to {found} bytes while it was read")
 
 
-def _packed_away(path: str) -> JournalError:
+def packed_away(path: str) -> JournalError:
+    """Return the error for a file that a pack has replaced since it was listed."""
     return JournalError(f"{path}: was packed away while it was read")
 
 
@@ -185,7 +186,7 @@ def _opened(path: str, inode: int) -> BinaryIO:
             if os.fstat(file.fileno()).st_ino == inode:
                 return file
             file.close()
-    raise _packed_away(path)
+    raise packed_away(path)
 
 
 def _names_since(path: str, inode: int) -> Iterator[str]:

@@ -160,25 +160,18 @@ def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile
     for found in _matches(tree, path, delayed=delayed):
         absolute = os.path.abspath(found)  # noqa: PTH100 # does not resolve links: names matter
         if tree.is_directory(absolute):
-            files.extend(_files_in(tree, absolute, None, root, delayed))
+            files.extend(_files_in(tree, absolute, None, root, delayed=delayed))
         else:
             spool, name = os.path.split(absolute)
             single.setdefault(spool, []).append(name)
     for spool, names in single.items():
-        if not is_glob and (parse_name(names[0]) is None or _is_side_file(names[0], delayed)):
+        if not is_glob and (
+            parse_name(names[0]) is None or _is_side_file(names[0], delayed=delayed)
+        ):
             shown = tree.shown(path)
             raise FileNotFoundError(f"option 'path': {shown!r} does not have a journal's name")
-        files.extend(_files_in(tree, spool, frozenset(names), root, delayed))
+        files.extend(_files_in(tree, spool, frozenset(names), root, delayed=delayed))
     return files
-
-
-def has_several_spools(pattern: JournalPath) -> bool:
-    """Whether `pattern` matches journals of more than one queue path.
-
-    Raises:
-        FileNotFoundError: nothing matches.
-    """
-    return len({file.spool for file in list_files(pattern)}) > 1
 
 
 def check_apart(pattern: JournalPath, output: JournalPath) -> None:
@@ -292,49 +285,43 @@ def _followed_in(
         if only is not None and queue.queue not in only:
             continue
         live = _names_on_disk(queue)
-        make = _FileMaker.of(tree, spool, queue, listed)
         files = []
         for name in (*live, *queue.dead):
             parsed = parse_name(name)
             if parsed is None:
                 continue  # a temporary
             replaced = name not in live
-            file = make(name, before + name, last=name == live[-1])
+            last = name == live[-1]
+            short = before + name
+            file = _described(tree, spool, name, short, queue, listed[name], last=last)
             files.append(FollowedFile(file, parsed.timestamp, parsed.packed, replaced))
         yield queue.queue, tuple(sorted(files, key=_place_in_journal))
 
 
-@dataclass(frozen=True, slots=True)
-class _FileMaker:
-    """Describes the files of a queue in a queue path."""
-
-    tree: FileTree
-    spool: str
-    queue: QueueFiles
-    listed: Mapping[str, FileStatus]
-    newest: int
-
-    @classmethod
-    def of(
-        cls, tree: FileTree, spool: str, queue: QueueFiles, listed: Mapping[str, FileStatus]
-    ) -> "_FileMaker":
-        return cls(tree, spool, queue, listed, newest_timestamp(queue.rotated))
-
-    def __call__(self, name: str, short: str, *, last: bool) -> SpoolFile:
-        path = f"{self.spool}/{name}"
-        status = self.listed[name]
-        return SpoolFile(
-            self.queue.queue,
-            self.tree.shown(path),
-            short,
-            status.size,
-            last,
-            self.tree.shown(self.spool),
-            status.inode,
-            changed=status.changed,
-            newest=self.newest,
-            location=self.tree.location(path),
-        )
+def _described(
+    tree: FileTree,
+    spool: str,
+    name: str,
+    short: str,
+    queue: QueueFiles,
+    status: FileStatus,
+    *,
+    last: bool,
+) -> SpoolFile:
+    """Return a file of a queue; `short` is its name in rows."""
+    path = f"{spool}/{name}"
+    return SpoolFile(
+        queue.queue,
+        tree.shown(path),
+        short,
+        status.size,
+        last,
+        tree.shown(spool),
+        status.inode,
+        changed=status.changed,
+        newest=newest_timestamp(queue.rotated),
+        location=tree.location(path),
+    )
 
 
 def _place_in_journal(found: FollowedFile) -> tuple[float, bool]:
@@ -355,7 +342,11 @@ def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str
     """
     is_glob = is_pattern(tree, pattern)
     matches = tree.glob(pattern) if is_glob else [pattern]
-    paths = [path for path in matches if not (is_glob and _is_side_file(Path(path).name, delayed))]
+    paths = [
+        path
+        for path in matches
+        if not (is_glob and _is_side_file(Path(path).name, delayed=delayed))
+    ]
     found = [path for path in paths if tree.exists(path)]
     if not found:
         shown = tree.shown(pattern)
@@ -363,7 +354,7 @@ def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str
     return found
 
 
-def _is_side_file(name: str, delayed: bool) -> bool:  # noqa: FBT001 # as `list_files` has it
+def _is_side_file(name: str, *, delayed: bool) -> bool:
     """Whether a file is of none of the queues asked for."""
     return TEMPORARY_MARK in name and not (delayed and parse_name(name) is not None)
 
@@ -373,35 +364,35 @@ def _files_in(
     spool: str,
     only: frozenset[str] | None,
     root: str,
-    delayed: bool,  # noqa: FBT001 # as `list_files` has it
+    *,
+    delayed: bool,
 ) -> Iterator[SpoolFile]:
-    listed = _listed(tree, spool, delayed)
+    listed = _listed(tree, spool, delayed=delayed)
     grouped = group_files(listed).queues.values()
     for queue in (one for files in grouped for one in (files, files.delayed) if one is not None):
         names = _names_on_disk(queue)
-        make = _FileMaker.of(tree, spool, queue, listed)
         for name in names:
             if only is None or name in only:
-                short = os.path.relpath(f"{spool}/{name}", root)
-                yield make(name, short, last=name == names[-1])
+                short, last = os.path.relpath(f"{spool}/{name}", root), name == names[-1]
+                yield _described(tree, spool, name, short, queue, listed[name], last=last)
 
 
-def _listed(tree: FileTree, spool: str, delayed: bool) -> dict[str, FileStatus]:  # noqa: FBT001 # as above
+def _listed(tree: FileTree, spool: str, *, delayed: bool) -> dict[str, FileStatus]:
     """Return the files in a queue path, with their status.
 
     While a server renames and deletes files, one listing may miss a file under both its old and
     its new name. So a listing is valid only if a second one finds the same names.
     """
     for _ in range(_LISTINGS):
-        before = _names_in(tree, spool, delayed)
+        before = _names_in(tree, spool, delayed=delayed)
         found = tree.statuses(spool, before)
-        if _names_in(tree, spool, delayed) == before:
+        if _names_in(tree, spool, delayed=delayed) == before:
             return {name: status for name, status in found.items() if not status.is_directory}
     raise JournalError(f"{tree.shown(spool)}: its files change too fast to be listed")
 
 
-def _names_in(tree: FileTree, spool: str, delayed: bool) -> set[str]:  # noqa: FBT001 # as above
-    return {name for name in tree.names(spool) if not _is_side_file(name, delayed)}
+def _names_in(tree: FileTree, spool: str, *, delayed: bool) -> set[str]:
+    return {name for name in tree.names(spool) if not _is_side_file(name, delayed=delayed)}
 
 
 def _names_on_disk(queue: QueueFiles) -> list[str]:

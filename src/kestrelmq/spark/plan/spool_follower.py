@@ -21,7 +21,7 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.records import YEAR_2000
 from kestrelmq.spark.plan import columns
-from kestrelmq.spark.plan.opening import ENDS, open_view
+from kestrelmq.spark.plan.opening import ENDS, open_view, packed_away
 from kestrelmq.spark.plan.positions import (
     BEGINNING,
     Position,
@@ -89,7 +89,7 @@ class FileRange:
         file = self.file
         view = open_view(file)
         if checksums(view, file.size) != self.check:
-            raise JournalError(f"{file.path}: was packed away while it was read")
+            raise packed_away(file.path)
         return view
 
 

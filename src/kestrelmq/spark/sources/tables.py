@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.plan.spool import has_several_spools
+from kestrelmq.spark.plan.spool import list_files
 from kestrelmq.spark.plan.trees import JournalPath
 
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
@@ -64,9 +64,12 @@ SPOOL_COLUMN: Final = StructType([StructField("spool", StringType(), nullable=Fa
 
 
 def with_spool(table: StructType, path: JournalPath) -> StructType:
-    """Return the columns of `table`, and `spool` if `path` matches several queue paths."""
-    several = has_several_spools(path)
-    return StructType([*table, *SPOOL_COLUMN]) if several else table
+    """Return the columns of `table`, and `spool` if `path` matches several queue paths.
+
+    Raises FileNotFoundError: nothing matches.
+    """
+    spools = {file.spool for file in list_files(path)}
+    return StructType([*table, *SPOOL_COLUMN]) if len(spools) > 1 else table
 
 
 def arrow_schema(asked: StructType) -> pa.Schema:
