@@ -21,6 +21,7 @@ from kestrelmq.errors import ServerUnavailable
 from kestrelmq.spark.live import staging as staging_module
 from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset
 from kestrelmq.spark.live.file_batches import FileBatches
+from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.live.refusals import QueueCannotBeRead
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.server_reads import (
@@ -269,8 +270,8 @@ def test_a_server_killed_before_its_reads_are_finished_is_told_later(
     Staging(location).identity()
     first = _read(Staging(location, killing(server)), 1, server, reserves=True)
     assert first == numbered(50)
-    probe = ServerProbe(membership_of(server.address), QUEUE)
-    driver = StreamDriver(FileBatches(Staging(location), probe), probe, QUEUE)
+    probe = ServerProbe(membership_of(server.address), QueueChoice.parse(QUEUE))
+    driver = StreamDriver(FileBatches(Staging(location), probe), probe, QueueChoice.parse(QUEUE))
     share = {"server": server.address, "items": 50, "bytes": 1, "reserves": True}
     start = {**driver.initial_offset(), "epoch": 1, "shares": {"0": share}}
     server.start()
@@ -286,8 +287,10 @@ def test_what_a_task_had_reserved_that_was_ended_is_there_for_the_next_batch(
 ) -> None:
     """Another task had read its partition; what is only reserved does not wait for its lease."""
     client.put_many(QUEUE, numbered(5))
-    probe = ServerProbe(membership_of(server.address), QUEUE)
-    driver = StreamDriver(FileBatches(Staging(tmp_path / "staging"), probe), probe, QUEUE)
+    probe = ServerProbe(membership_of(server.address), QueueChoice.parse(QUEUE))
+    driver = StreamDriver(
+        FileBatches(Staging(tmp_path / "staging"), probe), probe, QueueChoice.parse(QUEUE)
+    )
     start = driver.initial_offset()
     end = driver.latest_offset(start, BatchLimits(100, 1000))
     ended = TaggedReads(_access(server), start["staging"], 600.0)
@@ -306,7 +309,7 @@ def test_a_paused_queue_is_not_empty(
 ) -> None:
     """A server answers its readers as if it were; but it has items."""
     client.put(QUEUE, b"an item")
-    probe = ServerProbe(membership_of(server.address), QUEUE)
+    probe = ServerProbe(membership_of(server.address), QueueChoice.parse(QUEUE))
     client.pause(QUEUE, operations)
     assert probe.with_items(0.0) == []
 
@@ -358,7 +361,7 @@ def test_an_answer_that_is_lost_reserves_nothing_for_long(
     client.reserve_many(QUEUE, 5, 600.0, tag="name:1:0.0.0")
     assert counts(client) == (0, 5)
 
-    probe = ServerProbe(membership_of(server.address), QUEUE)
+    probe = ServerProbe(membership_of(server.address), QueueChoice.parse(QUEUE))
     assert probe.settle(part)
     probe.close()
     assert counts(client) == (5, 0)
@@ -367,7 +370,9 @@ def test_an_answer_that_is_lost_reserves_nothing_for_long(
 def test_a_server_without_reserved_reads_is_found_out(server: ServerProcess) -> None:
     """Servers that do not answer, or refuse to at present, are left out."""
     with foreign_server() as foreign, foreign_server(b"SERVER_ERROR busy\r\n") as busy:
-        probe = ServerProbe(membership_of(f"{server.address},{foreign},{busy}"), QUEUE)
+        probe = ServerProbe(
+            membership_of(f"{server.address},{foreign},{busy}"), QueueChoice.parse(QUEUE)
+        )
         asked = [server.address, foreign, busy, "127.0.0.1:1"]
         assert probe.reserving(asked) == {server.address: True, foreign: False}
         probe.close()
@@ -399,7 +404,7 @@ def test_the_probe_waits_for_an_item_on_any_server(
         servers = f"{server.address},{other.address},{dead.address}"
         dead.kill9()
         # The clock of this machine is behind the servers'.
-        probe = ServerProbe(membership_of(servers), QUEUE, clock=FakeClock())
+        probe = ServerProbe(membership_of(servers), QueueChoice.parse(QUEUE), clock=FakeClock())
         assert probe.with_items(0.0) == []
         begun = time.monotonic()
         assert probe.with_items(0.3) == []
@@ -432,7 +437,9 @@ def test_queues_of_a_pattern_are_found_where_they_are(
 ) -> None:
     """New ones too; deleted ones do not come back, and children need a pattern of their own."""
     with running_server(tmp_path / "other") as other, Client(other.address) as elsewhere:
-        probe = ServerProbe(membership_of(f"{server.address},{other.address}"), "orders_*,work")
+        probe = ServerProbe(
+            membership_of(f"{server.address},{other.address}"), QueueChoice.parse("orders_*,work")
+        )
         assert probe.with_items(0.3) == []
         client.put("orders_a+copy", b"a child's")
         client.put("others", b"another's")
@@ -471,7 +478,7 @@ def test_children_are_made_for_queues_that_come_later(
     with running_server(tmp_path / "other") as other, Client(other.address) as elsewhere:
         servers = membership_of(f"{server.address},{other.address}")
         client.put("orders_a", b"before")
-        probe = ServerProbe(servers, "orders_*+copy", create_children=True)
+        probe = ServerProbe(servers, QueueChoice.parse("orders_*+copy"), create_children=True)
         probe.check_readable(0.0)
         client.put("orders_b", b"before")
         assert probe.with_items(0.0) == []
@@ -492,7 +499,7 @@ def test_a_damaged_queue_of_several_is_not_empty(tmp_path: Path, queues: str) ->
     (tmp_path / "queues" / "bad").write_bytes(b"\x63" * 30)
     with running_server(tmp_path) as server, Client(server.address) as client:
         client.put("good", b"an item")
-        probe = ServerProbe(membership_of(server.address), queues)
+        probe = ServerProbe(membership_of(server.address), QueueChoice.parse(queues))
         with pytest.raises(QueueCannotBeRead, match=r"'bad' on .* cannot be read: .*damaged"):
             probe.check_readable(0.0)
         assert _found(probe) == {(server.address, "good")}
@@ -512,7 +519,7 @@ def test_a_damaged_queue_of_several_is_not_empty(tmp_path: Path, queues: str) ->
 def test_a_server_that_cannot_list_its_queues_says_so() -> None:
     """A pattern needs its statistics; names do not."""
     with foreign_server(b"ERROR\r\n") as foreign:
-        probe = ServerProbe(membership_of(foreign), "orders_*")
+        probe = ServerProbe(membership_of(foreign), QueueChoice.parse("orders_*"))
         message = rf"{foreign} cannot tell which queues match 'orders_\*'.*: name them in option"
         with pytest.raises(QueueCannotBeRead, match=message):
             probe.with_items(0.0)
@@ -523,7 +530,7 @@ def test_queues_of_a_pattern_may_still_be_loading() -> None:
     """What the server has not loaded may match; so nothing counts as empty until it has."""
     loading = b"STAT queues_loading 3\r\nEND\r\n"
     with foreign_server(loading) as foreign:
-        probe = ServerProbe(membership_of(foreign), "orders_*")
+        probe = ServerProbe(membership_of(foreign), QueueChoice.parse("orders_*"))
         with pytest.raises(QueueCannotBeRead, match=r"'orders_\*' on .* one of 3 queues is still"):
             probe.check_readable(0.0)
         probe.close()
@@ -533,7 +540,7 @@ def test_a_server_without_statistics_of_single_queues_lists_all() -> None:
     """It is asked for all, and what is of the queue is picked."""
     listing = b"STAT queue_work_items 3\r\nSTAT queue_work_open_transactions 1\r\nEND\r\n"
     with foreign_server(b"ERROR\r\n", listing, b"ERROR\r\n") as foreign:
-        probe = ServerProbe(membership_of(foreign), QUEUE)
+        probe = ServerProbe(membership_of(foreign), QueueChoice.parse(QUEUE))
         assert probe.backlog() == {foreign: {"items": 3, "bytes": 0, "open_reads": 1, "age_ms": 0}}
         probe.close()
 
@@ -545,7 +552,9 @@ def test_the_oldest_item_is_the_one_that_waits(tmp_path: Path) -> None:
     for name, age in (("a", 5000), ("b", 90_000), ("c", 10)):
         write(queues / name, adds([b"x", b"y"], at=clock.now() - age))
     with running_server(tmp_path) as server, Client(server.address) as client:
-        both = ServerProbe(membership_of(server.address), "a,b,none", clock=clock)
+        both = ServerProbe(
+            membership_of(server.address), QueueChoice.parse("a,b,none"), clock=clock
+        )
         backlog = both.backlog()[server.address]
         assert (backlog["items"], backlog["bytes"], backlog["oldest_ms"]) == (4, 4, 90_000)
         assert {name: one["oldest_ms"] for name, one in backlog["queues"].items()} == {
@@ -553,7 +562,7 @@ def test_the_oldest_item_is_the_one_that_waits(tmp_path: Path) -> None:
             "b": 90_000,
         }
         both.close()
-        single = ServerProbe(membership_of(server.address), "a", clock=clock)
+        single = ServerProbe(membership_of(server.address), QueueChoice.parse("a"), clock=clock)
         assert single.backlog()[server.address]["oldest_ms"] == 5000
         client.flush("a")
         assert single.backlog()[server.address]["oldest_ms"] == 0
@@ -565,9 +574,12 @@ def test_no_queue_is_left_out(server: ServerProcess, client: Client, tmp_path: P
     queues = [f"q{number}" for number in range(5)]
     for name in queues:
         client.put_many(name, numbered(50))
-    probe = ServerProbe(membership_of(server.address), "q*", random=Random(7))
+    probe = ServerProbe(membership_of(server.address), QueueChoice.parse("q*"), random=Random(7))
     driver = StreamDriver(
-        FileBatches(Staging(tmp_path / "staging"), probe), probe, "q*", random=Random(7)
+        FileBatches(Staging(tmp_path / "staging"), probe),
+        probe,
+        QueueChoice.parse("q*"),
+        random=Random(7),
     )
     offset, got = driver.initial_offset(), dict.fromkeys(queues, 0)
     for _ in range(25):

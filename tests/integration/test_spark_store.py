@@ -18,6 +18,7 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.live import staging as staging_module
 from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset
 from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
+from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.server_reads import ServerAccess, TaggedReads
 from kestrelmq.spark.live.shares import PartitionShare
@@ -115,13 +116,13 @@ class Query:
         self, reached: Reached | None = None, lease: float = LEASE
     ) -> Iterator[tuple[StreamDriver, StoredBatches]]:
         """Run a driver."""
-        probe = ServerProbe(membership_of(self.server.address), QUEUE)
+        probe = ServerProbe(membership_of(self.server.address), QueueChoice.parse(QUEUE))
 
         def connect(share: PartitionShare, name: str, patience: float) -> AbandonedReads:
             return AbandonedReads(ServerAccess.to(share.server, patience or None), name, lease)
 
         batches = StoredBatches(self.location, probe, connect, reached=reached)
-        driver = StreamDriver(batches, probe, QUEUE, wait=0.0)
+        driver = StreamDriver(batches, probe, QueueChoice.parse(QUEUE), wait=0.0)
         try:
             yield driver, batches
         finally:

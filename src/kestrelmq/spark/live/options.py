@@ -70,7 +70,7 @@ class KestrelReadOptions:
 
     Attributes:
         cluster: the servers.
-        queue: the queues to read, as `QueueChoice` writes them: a name, a list, or a pattern.
+        queue: the queues to read.
         staging_location: a directory that the driver and every executor see, or one in a store.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes of items in a batch.
@@ -87,7 +87,7 @@ class KestrelReadOptions:
     """
 
     cluster: ClusterOptions
-    queue: str
+    queue: QueueChoice
     staging_location: str | Location
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
@@ -128,7 +128,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
     """
     options = GivenOptions("reading kestrel", given)
     cluster = _cluster(options, "reading kestrel")
-    queue = options.take("queue", None, lambda value: str(QueueChoice.parse(value)))
+    queue = options.take("queue", None, QueueChoice.parse)
     storage = options.storage()
     staging = options.take("staging_location", None, partial(_staging_location, storage))
     if queue is None:

@@ -76,7 +76,7 @@ class ServerProbe:
     def __init__(
         self,
         membership: Membership,
-        queue: str | QueueChoice,
+        choice: QueueChoice,
         options: ClientOptions | None = None,
         random: Random | None = None,
         clock: Clock | None = None,
@@ -87,7 +87,7 @@ class ServerProbe:
 
         Args:
             membership: the servers.
-            queue: the queues, as the option `queue` names them.
+            choice: the queues.
             options: options of the connections.
             random: the order in which servers and queues are asked.
             clock: tells how long items have waited.
@@ -95,7 +95,7 @@ class ServerProbe:
                 `orders_*+copy` get the child that they do not have yet.
         """
         self._membership = membership
-        self._choice = QueueChoice.parse(queue) if isinstance(queue, str) else queue
+        self._choice = choice
         self._options = options or ClientOptions()
         self._random = random or Random()  # noqa: S311 # spreads load, keeps no secret
         self._clock = clock or SystemClock()

@@ -65,7 +65,6 @@ from kestrelmq.spark.live.options import (
     kestrel_read_options,
     kestrel_write_options,
 )
-from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.server_reads import MonitoredReads, ServerAccess, TaggedReads
 from kestrelmq.spark.live.shares import PartitionShare
@@ -114,7 +113,7 @@ class KestrelPartition(InputPartition):
         self.staging = str(options.staging_location)
         self.epoch = plan.epoch
         self.partition = partition
-        self.only = QueueChoice.parse(options.queue).only
+        self.only = options.queue.only
         self.share = plan.shares[partition]
         self.patience = options.patience if waits else None
         self.lease = options.lease or DEFAULT_STREAM_LEASE
@@ -305,10 +304,8 @@ class KestrelStreamReader(_PartitionReader, DataSourceStreamReader, SupportsTrig
                     options.staging_location, probe, DEFAULT_STREAM_LEASE
                 )
             else:
-                only = QueueChoice.parse(options.queue).only
-                batches = FileBatches(
-                    Staging(Path(options.staging_location), self._reached, only), probe
-                )
+                path = Path(options.staging_location)
+                batches = FileBatches(Staging(path, self._reached, options.queue.only), probe)
             self._driver = StreamDriver(
                 batches,
                 probe,
@@ -372,12 +369,9 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
                     if self._options.batch is not None:
                         raise self._not_allowed(error) from None
                     shares = self._plan(probe).shares
-                    before = BatchPlan(0, self._batch, self._options.queue)
-                    made = (
-                        batches.make(before, before.queue or "", shares, self._options.patience)
-                        if shares
-                        else None
-                    )
+                    queue, patience = str(self._options.queue), self._options.patience
+                    before = BatchPlan(0, self._batch, queue)
+                    made = batches.make(before, queue, shares, patience) if shares else None
                     plan = made or replace(before, epoch=1)
                     file.write(json.dumps(plan.to_offset()).encode())
             return _stored_partitions(batches, plan)
@@ -403,17 +397,17 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             options.min_partitions,
             [server for server, reserves in reserving.items() if reserves],
         )
-        return BatchPlan(1, self._batch, options.queue, shares)
+        return BatchPlan(1, self._batch, str(options.queue), shares)
 
     def _parsed(self, text: str) -> BatchPlan:
-        choice = QueueChoice.parse(self._options.queue)
+        choice = self._options.queue
         try:
             plan = from_offset(json.loads(text), choice.only)
         except (ValueError, KeyError, TypeError) as error:
             raise self._not_allowed(error) from None
         if plan.queue is not None and not choice.means(plan.queue):
             raise ConfigError(
-                f"option 'queue' of reading kestrel: {self._options.queue!r} is not allowed: "
+                f"option 'queue' of reading kestrel: {str(choice)!r} is not allowed: "
                 f"batch {self._batch!r} is of queue {plan.queue!r}"
             )
         return plan

@@ -111,7 +111,7 @@ class StreamDriver:
         self,
         batches: Batches,
         servers: QueueServers,
-        queue: str,
+        choice: QueueChoice,
         *,
         wait: float = 1.0,
         patience: float = 0.0,
@@ -126,7 +126,7 @@ class StreamDriver:
         Args:
             batches: where batches are kept.
             servers: the servers to ask.
-            queue: the option `queue`.
+            choice: the queues to read.
             wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
             partitions: minimum number of partitions in a batch.
@@ -137,7 +137,7 @@ class StreamDriver:
         """
         self._batches = batches
         self._servers = servers
-        self._choice = QueueChoice.parse(queue)
+        self._choice = choice
         self._random = random or Random()  # noqa: S311 # a fair order, keeps no secret
         self._wait = wait
         self._patience = patience

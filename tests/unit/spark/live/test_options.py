@@ -10,6 +10,7 @@ from kestrelmq.spark.live.options import (
     kestrel_read_options,
     kestrel_write_options,
 )
+from kestrelmq.spark.live.queue_choice import QueueChoice
 
 READ = {"servers": "a:1", "queue": "q", "staging_location": "/s"}
 
@@ -28,12 +29,14 @@ def test_options_are_parsed() -> None:
     cluster = ClusterOptions("a:22133,b:2")
 
     assert kestrel_read_options(given) == KestrelReadOptions(
-        cluster, "work+copy", "/s", 5, 1 << 20, 3, 0.5
+        cluster, QueueChoice.parse("work+copy"), "/s", 5, 1 << 20, 3, 0.5
     )
     assert kestrel_read_options(READ | {"lease": "1 hour"}).lease == 3600.0
-    assert kestrel_read_options(READ | {"queue": "b, a,o_*"}).queue == "a,b,o_*"
+    assert kestrel_read_options(READ | {"queue": "b, a,o_*"}).queue == QueueChoice.parse("a,b,o_*")
     assert kestrel_read_options(READ | {"create_children": "true"}).create_children
-    assert kestrel_read_options(READ) == KestrelReadOptions(ClusterOptions("a:1"), "q", "/s")
+    assert kestrel_read_options(READ) == KestrelReadOptions(
+        ClusterOptions("a:1"), QueueChoice.parse("q"), "/s"
+    )
     assert kestrel_write_options(
         {"servers": "a:1", "checkpointLocation": "/c"}
     ) == KestrelWriteOptions(ClusterOptions("a:1"))

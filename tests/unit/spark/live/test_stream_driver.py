@@ -10,6 +10,7 @@ import pytest
 from kestrelmq.errors import ConfigError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.live.batch_plan import WaitingQueue, from_offset
 from kestrelmq.spark.live.file_batches import SETTLE_PAUSE, FileBatches
+from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.live.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
 from kestrelmq.spark.live.stream_driver import BACKLOG_PAUSE, BatchLimits, StreamDriver
@@ -109,7 +110,7 @@ def driver_of(
     return StreamDriver(
         FileBatches(Staging(location), cluster, clock, clock.advance),
         cluster,
-        queue,
+        QueueChoice.parse(queue),
         partitions=partitions,
         patience=7.0,
         clock=clock,
@@ -315,7 +316,7 @@ def test_a_server_is_told_of_its_parts_when_it_is_back(tmp_path: Path) -> None:
     driver = StreamDriver(
         FileBatches(Staging(location), cluster, clock),
         cluster,
-        "q",
+        QueueChoice.parse("q"),
         clock=clock,
         pause=clock.advance,
     )
@@ -357,7 +358,7 @@ def test_a_rate_limits_batches(tmp_path: Path, limit: int | None) -> None:
     driver = StreamDriver(
         FileBatches(Staging(location), cluster),
         cluster,
-        "q",
+        QueueChoice.parse("q"),
         rate=5,
         clock=clock,
         pause=clock.advance,
@@ -384,7 +385,11 @@ def test_the_backlog_is_asked_for_now_and_then(tmp_path: Path) -> None:
     """It is what waits on each server; if none can be asked, nothing is known."""
     cluster, clock = Cluster({"a:1": 7}), FakeClock()
     driver = StreamDriver(
-        FileBatches(Staging(tmp_path), cluster), cluster, "q", clock=clock, pause=clock.advance
+        FileBatches(Staging(tmp_path), cluster),
+        cluster,
+        QueueChoice.parse("q"),
+        clock=clock,
+        pause=clock.advance,
     )
 
     assert driver.backlog() == {"a:1": {"items": 7}}
