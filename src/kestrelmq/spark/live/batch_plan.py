@@ -173,11 +173,6 @@ def first_position(epoch: int, partition: int) -> int:
     return epoch << _EPOCH_SHIFT | partition << _PARTITION_SHIFT
 
 
-def batch_of(position: int) -> tuple[int, int]:
-    """Return the epoch and the partition that a row's `position` encodes."""
-    return position >> _EPOCH_SHIFT, (position >> _PARTITION_SHIFT) % MAX_PARTITIONS
-
-
 def _part(total: int, parts: int, place: int) -> int:
     """Return the size of part `place` of `total` divided evenly; first parts get the remainder."""
     share, rest = divmod(total, parts)

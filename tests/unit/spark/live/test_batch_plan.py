@@ -3,10 +3,11 @@
 import pytest
 
 from kestrelmq.spark.live.batch_plan import (
+    MAX_PARTITION_ITEMS,
+    MAX_PARTITIONS,
     MAX_QUEUES,
     BatchPlan,
     WaitingQueue,
-    batch_of,
     first_position,
     from_offset,
     share_out,
@@ -107,9 +108,10 @@ def test_a_batch_has_room_for_some_queues(items: int | None, queues: int) -> Non
 
 
 def test_positions_order_the_rows_of_a_query() -> None:
-    """By batch, then by partition, and they tell both."""
+    """By batch, then by partition; those of a partition never reach the next one."""
     positions = [first_position(epoch, part) for epoch in (1, 2, 2**31 - 1) for part in (0, 1023)]
 
     assert sorted(positions) == positions
     assert positions[-1] < 2**63
-    assert [batch_of(position + 5) for position in positions[:2]] == [(1, 0), (1, 1023)]
+    assert first_position(1, 0) + MAX_PARTITION_ITEMS <= first_position(1, 1)
+    assert first_position(1, MAX_PARTITIONS - 1) + MAX_PARTITION_ITEMS <= first_position(2, 0)
