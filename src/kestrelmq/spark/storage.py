@@ -47,7 +47,8 @@ def _a_text(value: str) -> str:
     return value
 
 
-def _a_boolean(value: str) -> bool:
+def a_boolean(value: str) -> bool:
+    """Parse `true` or `false`. Raises ValueError: what it must be instead."""
     if value.lower() not in {"true", "false"}:
         raise ValueError("true or false")
     return value.lower() == "true"
@@ -88,7 +89,7 @@ _S3: Final[Parsers] = {
     "access_key": _a_text,
     "secret_key": _a_text,
     "session_token": _a_text,
-    "anonymous": _a_boolean,
+    "anonymous": a_boolean,
     "role_arn": _a_text,
     "session_name": _a_text,
     "external_id": _a_text,
@@ -99,11 +100,11 @@ _S3: Final[Parsers] = {
     "scheme": _a_scheme,
     "endpoint_override": _a_text,
     "proxy_options": _a_text,
-    "force_virtual_addressing": _a_boolean,
+    "force_virtual_addressing": a_boolean,
     "tls_ca_file_path": _a_text,
 }
 _GCS: Final[Parsers] = {
-    "anonymous": _a_boolean,
+    "anonymous": a_boolean,
     "access_token": _a_text,
     "credential_token_expiration": _a_time,
     "target_service_account": _a_text,

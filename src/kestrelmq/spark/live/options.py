@@ -15,12 +15,11 @@ from kestrelmq.spark.live.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.sources.given_options import (
     GivenOptions,
-    a_boolean,
     a_size,
     a_time,
     a_whole_number,
 )
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage import Location, a_boolean, located
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20

@@ -82,13 +82,6 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
-def a_boolean(value: str) -> bool:
-    """Parse `true` or `false`."""
-    if value.lower() not in {"true", "false"}:
-        raise ValueError("true or false")
-    return value.lower() == "true"
-
-
 def a_size(value: str) -> int:
     """Parse a size; return it in bytes."""
     try:

@@ -10,12 +10,12 @@ from typing import Final, Literal, cast
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources.given_options import (
     GivenOptions,
-    a_boolean,
     a_size,
     a_time,
     a_whole_number,
     one_of,
 )
+from kestrelmq.spark.storage import a_boolean
 from kestrelmq.units import parse_time
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
