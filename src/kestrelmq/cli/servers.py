@@ -70,14 +70,12 @@ def named_servers(
     if (zookeeper is None) != (path_prefix is None):
         raise typer.BadParameter("--zookeeper and --path-prefix go together")
     if zookeeper is None:
-        return servers if servers is not None else _usual_servers()
+        return (
+            servers if servers is not None else os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER
+        )
     if servers is not None:
         raise typer.BadParameter("give either --servers or --zookeeper")
     return None
-
-
-def _usual_servers() -> str:
-    return os.environ.get(SERVERS_VARIABLE) or DEFAULT_SERVER
 
 
 def membership(servers: str | None, zookeeper: str | None, path_prefix: str | None) -> Membership:
@@ -87,19 +85,19 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
         typer.BadParameter: the flags contradict each other, or do not name a server.
     """
     named = named_servers(servers, zookeeper, path_prefix)
-    if zookeeper is not None and path_prefix is not None:
-        from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
-
-        # What it says of each attempt to connect, the error says in the end.
-        logging.getLogger("kazoo").addHandler(logging.NullHandler())
+    if named is not None:
         try:
-            return ZooKeeperMembership(zookeeper, path_prefix)
+            return membership_of(named)
         except InvalidRequest as error:
-            raise wrong("--zookeeper", error) from error
+            raise wrong("--servers" if servers is not None else SERVERS_VARIABLE, error) from error
+    from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
+
+    # What it says of each attempt to connect, the error says in the end.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
     try:
-        return membership_of(_usual_servers() if named is None else named)
+        return ZooKeeperMembership(zookeeper or "", path_prefix or "")
     except InvalidRequest as error:
-        raise wrong("--servers" if servers is not None else SERVERS_VARIABLE, error) from error
+        raise wrong("--zookeeper", error) from error
 
 
 def connect(
