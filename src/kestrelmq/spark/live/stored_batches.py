@@ -46,13 +46,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -63,13 +63,14 @@ from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.live.batch_plan import BatchPlan
 from kestrelmq.spark.live.file_batches import SETTLE_PAUSE
 from kestrelmq.spark.live.refusals import QueueCannotBeRead
+from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.live.server_reads import TaggedReads
 from kestrelmq.spark.live.shares import PartitionShare, QueueRun, ShareProgress
 from kestrelmq.spark.live.staging import (
     DATA_FIELDS,
     RESERVED_FIELDS,
     OpenedPart,
     PartId,
-    QueueReads,
     Reached,
     StagedPart,
     StagingInUse,
@@ -90,29 +91,9 @@ _FIELDS: Final = (*DATA_FIELDS, *(one for one in RESERVED_FIELDS if one.name != 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
 
-class LeavableReads(QueueReads, Protocol):
-    """Reserved reads of one partition."""
-
-    def leave(self) -> None:
-        """Forget the open reads: they stay reserved."""
-
-
-Connect = Callable[[PartitionShare, str, float], LeavableReads]
+Connect = Callable[[PartitionShare, str, float], TaggedReads]
 """Makes the reads of a partition: its share, the name for its tags, and seconds to wait for a queue
 that is loading."""
-
-
-class TagServers(Protocol):
-    """What is told to the servers; `server_probe.ServerProbe` implements it."""
-
-    def finish(self, server: str, tags: Sequence[tuple[str, str]]) -> list[int] | None:
-        """Finish tags of queues; return of how many reads; None if the server cannot be told."""
-
-    def release(self, server: str, queue: str, tag: str) -> None:
-        """Give back what is reserved under a tag, if the server can be told."""
-
-    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
-        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +185,7 @@ class StoredBatches:
     def __init__(
         self,
         location: Location,
-        servers: TagServers,
+        servers: ServerProbe,
         connect: Connect,
         *,
         reached: Reached | None = None,
@@ -500,7 +481,7 @@ class StoredBatches:
         directory: Location,
         part_id: PartId,
         share: PartitionShare,
-        reads: LeavableReads,
+        reads: TaggedReads,
         runs: list[tuple[str, QueueRun]],
     ) -> Iterator[StoredPart]:
         """Stage a partition, and yield its parts, of which `part_id` is the first.
