@@ -7,7 +7,14 @@ from typing import Final
 from kestrelmq.client.address import Address
 from kestrelmq.loadtests.connections import Connect, LoadConnection, LoadTestError, WireProtocol
 from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict
-from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, ShowProgress, WorkerPool, WorkerTally
+from kestrelmq.loadtests.workers import (
+    WAIT_SECONDS,
+    Job,
+    ShowProgress,
+    WorkerPool,
+    WorkerTally,
+    open_connections,
+)
 
 READ_BACK_ITEMS: Final = 100
 """Items read back in one round trip."""
@@ -52,16 +59,13 @@ def prepare(target: Target, queues: Sequence[str]) -> None:
     Raises:
         LoadTestError: a queue is not empty, and it may not be flushed.
     """
-    connection = target.connect()
-    try:
+    with open_connections(target.connect, 1) as (connection,):
         for queue in queues:
             if target.flush:
                 connection.flush(queue)
             if connection.open_read(queue, 0) is not None:
                 connection.abort(queue)
                 raise LoadTestError(f"queue {queue} is not empty; flush it, or name another queue")
-    finally:
-        connection.close()
 
 
 def producer(
@@ -112,12 +116,9 @@ def read_back(
 def remainder(target: Target, queue: str, item_set: ItemSet) -> Receipts:
     """Remove the items that are still in the queue, where there should be none."""
     receipts = Receipts(item_set)
-    connection = target.connect()
-    try:
+    with open_connections(target.connect, 1) as (connection,):
         while items := connection.take(queue, READ_BACK_ITEMS):
             receipts.take(items)
-    finally:
-        connection.close()
     return receipts
 
 

@@ -74,6 +74,15 @@ class LoadConnection(Protocol):
 Connect = Callable[[], LoadConnection]
 
 
+def send(to: socket.socket, address: Address, request: bytes, wait: float = 0.0) -> None:
+    """Send a request whose reply comes in up to `wait` seconds more. Raises LoadTestError."""
+    try:
+        to.settimeout(REPLY_SECONDS + wait)
+        to.sendall(request)
+    except OSError as error:
+        raise LoadTestError(f"{address}: {error.strerror or error}") from error
+
+
 def connected_socket(address: Address) -> socket.socket:
     """Return a connected socket. Raises LoadTestError."""
     try:

@@ -6,7 +6,7 @@ from typing import Final
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ProtocolError
-from kestrelmq.loadtests.connections import REPLY_SECONDS, LoadTestError, connected_socket
+from kestrelmq.loadtests.connections import LoadTestError, connected_socket, send
 from kestrelmq.protocol import memcache_client as wire
 
 _CHUNK: Final = 256 * 1024
@@ -88,11 +88,7 @@ class MemcacheConnection:
         return [self._reply() for _ in range(answers)]
 
     def _send(self, request: bytes, wait: float) -> None:
-        try:
-            self._socket.settimeout(REPLY_SECONDS + wait)
-            self._socket.sendall(request)
-        except OSError as error:
-            raise LoadTestError(f"{self._address}: {error.strerror or error}") from error
+        send(self._socket, self._address, request, wait)
 
     def _item(self) -> bytes | None:
         """Read the reply to a get; return its item, or None if it has none."""

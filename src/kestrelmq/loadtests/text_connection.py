@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.connections import REPLY_SECONDS, LoadTestError, connected_socket
+from kestrelmq.loadtests.connections import LoadTestError, connected_socket, send
 
 _NOT_OPEN: Final = b"-Not that many transactions open."
 
@@ -85,11 +85,7 @@ class TextConnection:
             raise LoadTestError(f"{request.decode().strip()}: {_shown(answer)}")
 
     def _send(self, request: bytes, wait: float = 0.0) -> None:
-        try:
-            self._socket.settimeout(REPLY_SECONDS + wait)
-            self._socket.sendall(request)
-        except OSError as error:
-            raise LoadTestError(f"{self._address}: {error.strerror or error}") from error
+        send(self._socket, self._address, request, wait)
 
     def _item(self) -> bytes | None:
         answer = self._line()
