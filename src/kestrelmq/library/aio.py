@@ -607,9 +607,9 @@ def _cancel_again(task: asyncio.Task[Any], requests: int) -> None:
         task.cancel()
 
 
-def _fail(served: _ServedFuture, error: KestrelError) -> None:
-    served.set_exception(error)
-    served.exception()  # mark it as retrieved: a cancelled task never does
+def _fail(future: asyncio.Future[Any], error: KestrelError) -> None:
+    future.set_exception(error)
+    future.exception()  # mark it as retrieved: a cancelled task never does
 
 
 def _deliver(served: list[_Delivery], failure: JournalError | None) -> None:
@@ -622,8 +622,7 @@ def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None)
     if failure is None:
         future.set_result(result)
     else:
-        future.set_exception(failure)
-        future.exception()  # mark it as retrieved: a cancelled task never does
+        _fail(future, failure)
 
 
 class AsyncHeldItem(Held):

@@ -16,7 +16,6 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import (
     READ_BYTES,
     SEARCHED_ITEMS,
-    Page,
     Search,
     matches,
     page_of,
@@ -241,12 +240,6 @@ class FoundItems:
     items: list[FoundItem]
     next_offset: int | None
 
-    @classmethod
-    def of(cls, page: Page) -> "FoundItems":
-        """Make it from the page that the engine found."""
-        found = [FoundItem(place, Item.of(record, 0)) for place, record in page.items]
-        return cls(found, page.next_offset)
-
 
 def searching(
     text: str | bytes | None, pattern: str | bytes | None, offset: int, count: int
@@ -266,7 +259,9 @@ def searching(
 def found_page(search: Search, look: Look, offset: int, count: int) -> FoundItems:
     """Search what was looked at, which may take long. Raises PatternRefused."""
     places = matches(search, look.records)
-    return FoundItems.of(page_of(look.total, offset, look.records, places, count))
+    page = page_of(look.total, offset, look.records, places, count)
+    found = [FoundItem(place, Item.of(record, 0)) for place, record in page.items]
+    return FoundItems(found, page.next_offset)
 
 
 def exported(name: str, place: int, records: Sequence[bytes]) -> list[str]:
