@@ -221,7 +221,7 @@ async def retire_tags(call: Call) -> Answer:
 
 
 async def _ended(call: Call, make: Callable[[], EndsReads]) -> int:
-    """Do what the request says that `make` returns; return of how many reads or tags."""
+    """Carry out the request that `make` returns; return how many reads or tags it was about."""
     return await AwaitedRequest(call.admin.context).end_reads(_checked(make))
 
 

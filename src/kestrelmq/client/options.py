@@ -56,7 +56,7 @@ class ClientOptions:
     affinity: Literal["queue"] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest: a number is none, or out of range; or no such affinity is known."""
+        """Raise InvalidRequest: a value is no number, or out of range, or no known affinity."""
         for name in ("connect_timeout", "operation_timeout", "poll_interval"):
             if not 0 < checked_number(getattr(self, name), name) <= _LONGEST_TIME:
                 raise InvalidRequest(f"{name} is more than 0 and at most {_LONGEST_TIME:.0f} s")
@@ -71,7 +71,7 @@ def options_of(options: ClientOptions | None, affinity: Literal["queue"] | None)
     """Return the options of a client, of which `affinity` may be given by itself.
 
     Raises:
-        InvalidRequest: they are none.
+        InvalidRequest: they are something else.
     """
     if options is None:
         options = ClientOptions()
@@ -134,7 +134,7 @@ def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
 
 
 def declared_time(seconds: float, what: str) -> int:
-    """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is none."""
+    """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is no time."""
     if not 0 <= checked_number(seconds, what) <= _LONGEST_DELAY:
         raise InvalidRequest(f"{what} must be from 0 to {_LONGEST_DELAY:.0f} seconds")
     return math.ceil(seconds * 1000)

@@ -357,7 +357,7 @@ SomeReads: TypeAlias = ReservedRead | str | Sequence[ReservedRead | str]
 
 
 def read_names(reads: SomeReads) -> list[str]:
-    """Return what names these items to their server. Raises InvalidRequest: they are none."""
+    """Return the names of reads. Raises InvalidRequest: something else was given."""
     names: list[str] = []
     for one in given_list(reads, ReservedRead, str):
         if not isinstance(one, ReservedRead | str):
@@ -762,7 +762,7 @@ class Planner:
             The items, perhaps none; None if the tag is done: its items were finished.
 
         Raises:
-            InvalidRequest: the server is none of this client's, or must be given.
+            InvalidRequest: the server is not one of this client's, or must be given.
         """
         names = given_list(queues, str)
         checked = [commands.checked_queue(name) for name in names]
@@ -1224,7 +1224,7 @@ class Planner:
             server: the client's `server`; needed if this client has several.
 
         Raises:
-            InvalidRequest: the server is none of this client's, or must be given.
+            InvalidRequest: the server is not one of this client's, or must be given.
         """
         killed: bool = yield RunStep(self._server(server), commands.kill_client(number))
         return killed

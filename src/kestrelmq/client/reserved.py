@@ -184,7 +184,7 @@ def beat_period(lease: float, *, heartbeat: float | bool | None) -> float | None
     """Return after how many seconds each to extend a lease; None for never.
 
     Raises:
-        InvalidRequest: the lease would end before, or is none.
+        InvalidRequest: the lease is not allowed, or would end before that.
     """
     if heartbeat is None or heartbeat is False:
         return None

@@ -94,7 +94,7 @@ class Held:
         return self.item.deliveries
 
     def _if_open(self, change: Callable[[Queue], bool]) -> Callable[[Queue], bool]:
-        """Return what does `change` to a queue if the read is still open there; False if it is not.
+        """Return a function that applies `change` if the read is still open, or returns False.
 
         An item that was given back may be open again, under the same xid. It was handed out once
         more by then.
@@ -116,16 +116,16 @@ class Held:
 
 
 def confirming(xid: int) -> Callable[[Queue], bool]:
-    """Return what confirms an open read; it returns False if that is not open."""
+    """Return a function that confirms an open read; it returns False if that is not open."""
     return lambda queue: queue.confirm(xid, kept=True)
 
 
 def releasing(
     xid: int, delay: float | None, *, counted: bool, dead: bool
 ) -> Callable[[Queue], bool]:
-    """Return what gives an open read back; it returns False if that is not open.
+    """Return a function that gives an open read back; it returns False if that is not open.
 
-    What it raises: ValueError as `BlockingQueue.release` says.
+    Both raise ValueError as `BlockingQueue.release` does.
     """
     if delay is not None and not 0 <= given_number(delay, "the delay") <= _LONGEST_TIME:
         raise ValueError(f"the delay must be from 0 to {_LONGEST_TIME:.0f} seconds")
@@ -141,9 +141,9 @@ def releasing(
 
 
 def extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
-    """Return what extends an open read; it returns False if that is not open.
+    """Return a function that extends an open read; it returns False if that is not open.
 
-    What it raises: ValueError as `BlockingQueue.extend` says.
+    Raises ValueError as `BlockingQueue.extend` does.
     """
     if not 0 <= given_number(seconds, "an extension") <= _LONGEST_TIME:
         raise ValueError(f"a read is extended by 0 to {_LONGEST_TIME:.0f} seconds")
@@ -151,9 +151,9 @@ def extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
 
 
 def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item] | None]:
-    """Return what reserves items; it returns None if the tag is done.
+    """Return a function that reserves items; it returns None if the tag is done.
 
-    What it raises, and this: as `BlockingQueue.reserve_many`.
+    Both raise what `BlockingQueue.reserve_many` does.
     """
     if not 1 <= given_count(count, "a number of items") <= _MOST_RESERVED:
         raise ValueError(f"1 to {_MOST_RESERVED} items are reserved at once")
@@ -179,7 +179,7 @@ def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item
 
 
 def finishing(tag: str) -> Callable[[Queue], int]:
-    """Return what finishes the reads of a tag. Raises TagRefused: it is none."""
+    """Return a function that finishes the reads of a tag. Raises TagRefused: it is no tag."""
     _check_tag(tag)
     return lambda queue: queue.finish(tag)
 
@@ -192,7 +192,7 @@ def _check_tag(tag: object) -> None:
 
 
 def retiring(name: str, epoch: int) -> Callable[[Queue], int]:
-    """Return what retires the tags of a name. Raises TagRefused: no tag can have these parts."""
+    """Return a function that retires tags. Raises TagRefused: no tag can have these parts."""
     given: object = name
     if not isinstance(given, str):
         raise TagRefused(f"the name of a tag is text, not {type(given).__name__}")
@@ -219,7 +219,7 @@ def turns(max_items: int | None) -> Iterable[int]:
 
 
 def looking(offset: int, count: int) -> Callable[[Queue], Look]:
-    """Return what begins a `browse`. Raises ValueError: a number is below 0."""
+    """Return a function that begins a `browse`. Raises ValueError: a number is below 0."""
     given_count(offset, "an offset")
     given_count(count, "a number of items")
     return lambda queue: Look(queue, offset, count, sys.maxsize)
@@ -244,7 +244,7 @@ class FoundItems:
 def searching(
     text: str | bytes | None, pattern: str | bytes | None, offset: int, count: int
 ) -> tuple[Search, Callable[[Queue], Look]]:
-    """Return what to search for, and what begins the look at the items. Raises ValueError."""
+    """Return what to search for, and a function that begins to look at items. Raises ValueError."""
     wanted = pattern if text is None else text
     if (text is None) == (pattern is None) or not wanted:
         raise ValueError("give either a text or a pattern, and not an empty one")
@@ -280,7 +280,7 @@ def check_held(*, ended: bool) -> None:
 
 
 Adding = tuple[Callable[[Queue], bool], bool]
-"""What adds an item, and whether the journal of delayed items may be concerned."""
+"""A function that adds an item, and whether the journal of delayed items may be concerned."""
 
 
 class Import:
@@ -367,7 +367,7 @@ def adding(  # those of `add`
     sequence: int | None,
     now: int,
 ) -> Adding:
-    """Return what adds an item.
+    """Return a function that adds an item.
 
     The parameters are those of `PersistentQueue.add`, and the time (ms), and so are the errors.
     """
@@ -377,5 +377,5 @@ def adding(  # those of `add`
 
 
 def _adding_at(data: bytes, expires: int, due: int, mark: PutMark | None) -> Adding:
-    """Return what adds an item that expires, and is due, at these times (ms; 0 for never, now)."""
+    """Return how to add an item that expires, and is due, at these times (ms; 0: never, now)."""
     return lambda queue: queue.put(data, expires, due, mark), concerns_companion(due, mark)

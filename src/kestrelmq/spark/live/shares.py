@@ -86,7 +86,7 @@ class ShareProgress:
         return None
 
     def add(self, run: QueueRun) -> None:
-        """Take note of items that the queue of `next` gave."""
+        """Count items that came from the queue of `next`."""
         self.next()
         self._taken_items += run.items
         self._taken_bytes += run.bytes

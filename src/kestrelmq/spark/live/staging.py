@@ -289,7 +289,7 @@ class Staging:
         return self._load(part_id, part_id.name)
 
     def mark_settled(self, name: str) -> None:
-        """Take note that the server was told about the part in a file."""
+        """Record that the server was told about the part in this file."""
         if name.startswith(_LATE):
             (self.path / name).unlink(missing_ok=True)
         else:

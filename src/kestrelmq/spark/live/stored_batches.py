@@ -577,7 +577,7 @@ def _part_name(part_id: PartId) -> str:
 
 
 def _has_logged(directory: Location) -> bool:
-    """Whether a batch was logged of the query that has this directory, for all that it says."""
+    """Whether this directory shows that a batch of its query was logged."""
     return any(kind in {"late", "settled"} for _, kind, _ in _names(directory))
 
 

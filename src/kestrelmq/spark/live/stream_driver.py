@@ -236,7 +236,7 @@ class StreamDriver:
         self._remaining = _by_queue(counts)
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:
-        """Return how much waits on each server that can be asked; None if that is none.
+        """Return how much waits on each server that can be asked; None if no server can.
 
         What is returned may be some seconds old, so that a busy stream does not ask all the time.
         """

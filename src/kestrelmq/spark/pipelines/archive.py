@@ -439,7 +439,7 @@ def _check_same_journals(options: JournalArchiveOptions, output: str | Location)
 
 
 def _check_kept(output: Location, directory: str, name: str, text: str, other: str) -> None:
-    """Check what an archive in a store is of, or take note of it.
+    """Check that an archive in a store is continued as it was begun; a new one gets the note.
 
     Args:
         output: the archive.

@@ -55,7 +55,7 @@ def restore(
         The number of items restored.
 
     Raises:
-        ValueError: the table has items, but no data; or a time is none.
+        ValueError: the table has items, but no data; or a time cannot be read.
         QueuePathLocked: a server uses the queue path.
     """
     path, table = located(path, storage), located(source, storage, "source")
@@ -102,7 +102,7 @@ def restore_live(
         The number of items restored.
 
     Raises:
-        ValueError: the table has items, but no data; or a time is none.
+        ValueError: the table has items, but no data; or a time cannot be read.
     """
     rows, order = _chosen(spark, located(source, storage, "source"), since, until)
     ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
@@ -135,7 +135,8 @@ def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> Da
     it; then the time at which the item was read counts.
 
     Raises:
-        ValueError: there is a range, but the rows have neither time; or `since` or `until` is none.
+        ValueError: there is a range, but the rows have neither time; or `since` or `until` is not a
+            time.
     """
     if since is None and until is None:
         return rows

@@ -91,7 +91,7 @@ class QueueReadOptions:
         planned: a plan that a Spark job made, as text (`spool.to_text`); None makes the plan
             where Spark plans the source.
         delayed: whether delayed items are rows, too.
-        planned_delayed: the journals of delayed items that belong to the plan, likewise.
+        planned_delayed: the journals of delayed items that belong to the plan, as text, too.
     """
 
     path: JournalPath
