@@ -1,19 +1,29 @@
-"""`kestrelmq serve`: the server in the foreground."""
+"""`kestrelmq serve`: the server in the foreground, or with `--processes` several servers."""
 
+import os
 import signal
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import current_process
 from pathlib import Path
-from typing import Annotated, Any
+from threading import Thread
+from typing import Annotated, Any, Final
 
 import typer
 
 from kestrelmq.admin.service import AdminService
-from kestrelmq.cli.processes import follow_supervisor, supervise
 from kestrelmq.cli.terminal import drop_output
 from kestrelmq.config import ServerConfig, apply_overrides, default_in_toml, load_config
 from kestrelmq.errors import ConfigError, KestrelError
+from kestrelmq.journal.files import QueuePathLock, make_queue_path
 from kestrelmq.server.app import Server
 from kestrelmq.server.logs import set_up_logging
-from kestrelmq.server.processes import check_layout
+from kestrelmq.server.processes import Process, check_layout, processes_of
+from kestrelmq.server.supervisor import Supervisor
+
+_ORPHAN_SECONDS: Final = 30.0
+"""Seconds that a server has to shut down cleanly after its supervisor has ended."""
 
 
 def _flag(setting: str) -> Any:
@@ -89,12 +99,12 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     if processes is not None:
         files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
         flags = [word for name, value in files.items() if value for word in (name, str(value))]
-        supervise(effective, processes, flags + ["--wait"] * wait, _announce)
+        _supervise(effective, processes, flags + ["--wait"] * wait)
         _ignore_signals()
         return
     check_layout(effective.queue_path, None)
     if supervised is not None:
-        follow_supervisor(supervised)
+        _follow_supervisor(supervised)
     set_up_logging(effective)
     server = Server(
         effective,
@@ -135,3 +145,61 @@ def _announce(line: str) -> None:
         print(f"{line}\n", end="", flush=True)
     except KestrelError:  # the log has it, too, and clients can be served without
         drop_output()
+
+
+# --- several servers ---
+
+
+def _supervise(config: ServerConfig, count: int, flags: Sequence[str]) -> None:
+    """Run `count` servers, each with `flags`, until they end or this process is told to stop.
+
+    Raises:
+        KestrelError: the queue path cannot be used, or a server did not start.
+    """
+    current_process().name = "supervisor"
+    set_up_logging(config)
+    processes = processes_of(config, count)
+
+    def command(process: Process) -> list[str]:
+        words = [sys.executable, "-P", "-m", "kestrelmq", "serve", *flags]
+        words += ["--supervised", process.name, "--queue-path", str(process.queue_path)]
+        words += ["--listen", config.listen_address]
+        for listener, port in process.ports:
+            words += [f"--{listener}-port", "none" if port is None else str(port)]
+        for listener, path in process.paths:
+            words += [f"--{listener}-path", str(path)]
+        return words
+
+    path = config.queue_path
+    try:
+        make_queue_path(path)
+        lock = QueuePathLock(path)
+        lock.acquire()
+    except OSError as error:
+        raise KestrelError(f"{path}: {error.strerror or error}") from error
+    try:
+        check_layout(path, count)
+        Supervisor(processes, command, _announce, lambda: set_up_logging(config)).run()
+    finally:
+        lock.release()
+
+
+def _follow_supervisor(name: str) -> None:
+    """Use `name` in the log, and shut down when standard input ends.
+
+    Standard input is a pipe from the supervisor, so its end means that the supervisor has ended.
+    """
+    current_process().name = name
+    Thread(target=_end_with_input, name="supervisor", daemon=True).start()
+
+
+def _end_with_input() -> None:
+    try:
+        while os.read(0, 1):
+            pass
+    except OSError:
+        # An error means the same as the end: the supervisor has ended.
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_SECONDS)
+    os._exit(1)
