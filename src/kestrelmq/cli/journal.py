@@ -235,15 +235,17 @@ def export(
             bar(size)
 
     with _progress("exporting", sum(one.size for one in chosen)) as bar:
+        rows = everything(bar)
+        lines = (export_rows.to_json(row) + "\n" for row in rows)
         if output is None:
-            standard_output().writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
+            standard_output().writelines(lines)
             return
         with replacing(output) as target:
             if output.suffix == ".parquet":
-                exchange.write_parquet(everything(bar), target)
+                exchange.write_parquet(rows, target)
                 return
             with target.open("w", encoding="utf-8") as file:
-                file.writelines(export_rows.to_json(row) + "\n" for row in everything(bar))
+                file.writelines(lines)
 
 
 @app.command("import")
@@ -339,7 +341,8 @@ class _Failures:
         except BrokenPipeError:
             raise
         except (JournalError, OSError) as error:
-            print(f"kestrelmq: {one.queue}: {_reason(error)}", file=sys.stderr)
+            reason = os_error_reason(error) if isinstance(error, OSError) else str(error)
+            print(f"kestrelmq: {one.queue}: {reason}", file=sys.stderr)
             failed = self._damaged if isinstance(error, DamagedJournal) else self._unusable
             failed.add(str(one.path / one.queue))
 
@@ -358,10 +361,6 @@ class _Failures:
             lines.append(f"{len(self._unusable)} could not be read or written")
         if lines:
             raise JournalError("\n".join(lines))
-
-
-def _reason(error: Exception) -> str:
-    return os_error_reason(error) if isinstance(error, OSError) else str(error)
 
 
 class ByteProgress:
