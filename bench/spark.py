@@ -29,7 +29,7 @@ from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.read_plans import file_read_plans, replay_in_order
+from kestrelmq.spark.plan.read_plans import replay_in_order
 from kestrelmq.spark.plan.spool import by_queue, list_files
 from kestrelmq.spark.reading import read_journals, read_queues
 from kestrelmq.spark.session import local_session
@@ -104,7 +104,7 @@ def replay_alone(spool: Path) -> int:
     """Find and copy all live data in this process."""
     total = 0
     for files in by_queue(list_files(str(spool))):
-        for plan in file_read_plans(replay_in_order(files).plan()):
+        for plan in replay_in_order(files).plans():
             view = open_view(plan.file)
             for chunk in view.chunks():
                 for batch in columns.batches(chunk.part(chunk.adds), 10_000):

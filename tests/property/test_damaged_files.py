@@ -201,7 +201,7 @@ def check_spark(path: Path, server: Verdict) -> None:
     assert packed.items + packed.open_reads == len(server.contents)
     reading = replayed({NAME: output.read_bytes()}, NAME, keeps_xid=True)
     assert reading.loaded == server.contents
-    live = plan[0].plan().live
+    live = plan[0].end.live()
     assert len(live.given_back) + len(live.head) + live.end - live.first == len(server.contents)
     operations = sum(verify(selected).operations.values())
     assert sum(one.records for one in checks) == operations

@@ -17,7 +17,6 @@ from kestrelmq.spark.plan.delayed_items import list_with_delayed
 from kestrelmq.spark.plan.read_plans import (
     ReplayedQueue,
     SummariseFiles,
-    file_read_plans,
     replay_in_parallel,
     summarise,
 )
@@ -96,7 +95,7 @@ def read_queues(
     small, large = split_by_size(files, direct_bytes)
     if large:
         replayed = replay_in_parallel([*small, *large], summarise_on(spark))
-        plans = [plan for queue in replayed for plan in file_read_plans(queue.plan())]
+        plans = [plan for queue in replayed for plan in queue.plans()]
         reader = reader.option("planned", to_text(plans))
         reader = reader.option("plannedDelayed", to_text(later))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)

@@ -8,6 +8,7 @@ are folded in this process.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.scanning import Chunk, FileView, record_run
 from kestrelmq.spark.plan.segments import (
     EMPTY_START,
-    LiveItems,
     ReplayState,
     SegmentStart,
     SegmentSummary,
@@ -40,24 +40,6 @@ class SummaryTask:
 
 SummariseFiles = Callable[[Sequence[SummaryTask]], list[SegmentSummary]]
 """Summarises files, perhaps in several processes, and returns the summaries in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileOrdinals:
-    """A file and the ordinals of the items it adds: `first` and the `adds - 1` after it."""
-
-    file: SpoolFile
-    first: int
-    adds: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueReadPlan:
-    """The live items of a queue, and its files."""
-
-    queue: str
-    files: tuple[FileOrdinals, ...]
-    live: LiveItems
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +65,19 @@ class ReplayedQueue:
         finished = tuple(item for xid, item in end.open.items() if xid in xids)
         return cls(tuple(files), tuple(starts), replace(end, open=still_open), finished)
 
-    def plan(self) -> QueueReadPlan:
-        """Return which items are live, and which ordinals each file adds."""
-        adds = [state.adds for state in self.starts] + [self.end.adds]
-        return QueueReadPlan(
-            queue=self.files[0].queue,
-            files=tuple(
-                FileOrdinals(file, adds[place], adds[place + 1] - adds[place])
-                for place, file in enumerate(self.files)
-            ),
-            live=self.end.live(),
-        )
+    def plans(self) -> "list[FileReadPlan]":
+        """Return the files that hold live items, each with its live items."""
+        live = self.end.live()
+        front = [*live.given_back, *((item, None) for item in live.head)]
+        exceptions = {item: (position, xid) for position, (item, xid) in enumerate(front)}
+        adds = [*(state.adds for state in self.starts), self.end.adds]
+        found = []
+        for file, (first, end) in zip(self.files, pairwise(adds), strict=True):
+            here = {item: place for item, place in exceptions.items() if first <= item < end}
+            if here or (end > first and end > live.first):
+                shift = len(front) - live.first
+                found.append(FileReadPlan(file, first, live.first, live.end, shift, here))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,21 +181,6 @@ def _summarise_again(
                 tasks.append(SummaryTask(files[place], None, last_xid))
     for (queue, place), segment in zip(places, run(tasks) if tasks else [], strict=True):
         summaries[queue][place] = segment
-
-
-def file_read_plans(plan: QueueReadPlan) -> list[FileReadPlan]:
-    """Return the files that hold live items, each with its live items."""
-    live = plan.live
-    front = [*live.given_back, *((item, None) for item in live.head)]
-    exceptions = {item: (position, xid) for position, (item, xid) in enumerate(front)}
-    found = []
-    for file in plan.files:
-        end = file.first + file.adds
-        here = {item: place for item, place in exceptions.items() if file.first <= item < end}
-        if here or (file.adds and end > live.first):
-            shift = len(front) - live.first
-            found.append(FileReadPlan(file.file, file.first, live.first, live.end, shift, here))
-    return found
 
 
 def from_text(text: str, storage: Mapping[str, str]) -> list[FileReadPlan]:

@@ -44,7 +44,6 @@ from kestrelmq.spark.plan.dividing import divide_by_cost
 from kestrelmq.spark.plan.read_plans import (
     FileReadPlan,
     SummaryTask,
-    file_read_plans,
     from_text,
     live_items,
     replay_in_order,
@@ -125,8 +124,9 @@ class QueueSourceReader(DataSourceReader):
         """Divide small queues, and the files with live items of large ones, into partitions."""
         options = self._options
         if options.planned is not None:
+            path = options.path
+            storage = dict(path.options) if isinstance(path, Location) else {}
             try:
-                storage = _storage(options)
                 found = from_text(options.planned, storage)
                 delayed = delayed_from_text(options.planned_delayed or "[]", storage)
             except ValueError as error:
@@ -140,7 +140,7 @@ class QueueSourceReader(DataSourceReader):
         plans = [
             file
             for replayed in replay_in_parallel(large, summarise_in_processes)
-            for file in file_read_plans(replayed.plan())
+            for file in replayed.plans()
         ]
         shared = divide_by_cost(
             small, lambda files: sum(file.cost for file in files), options.partition_bytes
@@ -171,7 +171,7 @@ class QueueSourceReader(DataSourceReader):
 
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
-            for plan in file_read_plans(replay_in_order(files).plan()):
+            for plan in replay_in_order(files).plans():
                 yield from self._read_file(plan)
         for plan in partition.planned:
             yield from self._read_file(plan)
@@ -183,20 +183,11 @@ class QueueSourceReader(DataSourceReader):
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
         for view, items, ordinals in live_items(plan):
-            yield from self._items(view, plan, items, ordinals)
-
-    def _items(
-        self, view: FileView, plan: FileReadPlan, items: Chunk, ordinals: NDArray[np.int64]
-    ) -> Iterator[pa.RecordBatch]:
-        done = 0
-        for batch in columns.batches(items, self._options.batch_rows):
-            here = ordinals[done : done + len(batch)]
-            done += len(batch)
-            yield rows(self._schema, _makers(view, plan, batch, here))
-
-
-def _storage(options: QueueReadOptions) -> dict[str, str]:
-    return dict(options.path.options) if isinstance(options.path, Location) else {}
+            done = 0
+            for batch in columns.batches(items, self._options.batch_rows):
+                here = ordinals[done : done + len(batch)]
+                done += len(batch)
+                yield rows(self._schema, _makers(view, plan, batch, here))
 
 
 def queue_columns(*, delayed: bool) -> StructType:

@@ -12,7 +12,7 @@ from kestrelmq.journal.records import AddX, encode
 from kestrelmq.spark.plan import delayed_items, read_plans
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import ENDS, open_copy, open_view
-from kestrelmq.spark.plan.read_plans import file_read_plans, live_items, replay_in_order
+from kestrelmq.spark.plan.read_plans import live_items, replay_in_order
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files, to_text
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.plan.trees import JournalPath
@@ -77,7 +77,7 @@ def test_queues_in_a_store_hold_what_those_on_a_disk_hold(spool: tuple[Path, Loc
     def replayed(place: JournalPath) -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []
         for files in by_queue(list_files(place)):
-            plans = file_read_plans(replay_in_order(files).plan())
+            plans = replay_in_order(files).plans()
             text = to_text(plans)
             assert SECRET_KEY not in f"{text}{plans}"
             options = dict(stored.options) if place is stored else {}
