@@ -60,7 +60,7 @@ def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
     staging = Staging(scratch / "alone")
     staging.identity()
     total, epoch = 0, 1
-    access = ServerAccess.to(address)
+    access = ServerAccess(address)
     while True:
         share = PartitionShare(address, per_batch, 128 << 20, queues=((QUEUE, None),))
         parts = staging.read(

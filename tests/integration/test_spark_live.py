@@ -626,13 +626,13 @@ def _put_later(server: ServerProcess, queue: str = QUEUE) -> None:
 
 
 def _access(server: ServerProcess, patience: float | None = None) -> ServerAccess:
-    return ServerAccess.to(server.address, patience)
+    return ServerAccess(server.address, patience)
 
 
 def _parts(
     staging: Staging, epoch: int, place: int, share: PartitionShare, plan: BatchPlan
 ) -> Iterator[StagedPart]:
-    access = ServerAccess.to(share.server)
+    access = ServerAccess(share.server)
     reads = TaggedReads(access, plan.staging, 600.0)
     return staging.read(epoch, place, share, lambda: reads, SystemClock())
 

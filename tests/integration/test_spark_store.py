@@ -119,7 +119,7 @@ class Query:
         probe = ServerProbe(membership_of(self.server.address), QueueChoice.parse(QUEUE))
 
         def connect(share: PartitionShare, name: str, patience: float) -> AbandonedReads:
-            return AbandonedReads(ServerAccess.to(share.server, patience or None), name, lease)
+            return AbandonedReads(ServerAccess(share.server, patience or None), name, lease)
 
         batches = StoredBatches(self.location, probe, connect, reached=reached)
         driver = StreamDriver(batches, probe, QueueChoice.parse(QUEUE), wait=0.0)

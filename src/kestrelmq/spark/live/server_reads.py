@@ -6,12 +6,12 @@ protocol.
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import Address, parse_address
+from kestrelmq.client.address import parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import Command, Reads, ReservedRead
 from kestrelmq.client.options import ClientOptions
@@ -39,24 +39,17 @@ class ServerAccess:
     """How the reads of a partition get at its server.
 
     Attributes:
-        address: the server's address.
+        server: the server's address.
         patience: seconds to wait for a queue that is still loading before raising
             `QueueCannotBeRead`; None raises `ServerRefused` at once.
-        options: options of the connections.
     """
 
-    address: Address
+    server: str
     patience: float | None = None
-    options: ClientOptions = field(default_factory=ClientOptions)
-
-    @classmethod
-    def to(cls, server: str, patience: float | None = None) -> "ServerAccess":
-        """Return the access to a server, given by its address."""
-        return cls(parse_address(server), patience)
 
     def connect(self) -> Connection:
         """Return a new connection. Raises ServerUnavailable."""
-        connection = Connection(self.address, self.options)
+        connection = Connection(parse_address(self.server), ClientOptions())
         connection.open()
         return connection
 
@@ -64,7 +57,7 @@ class ServerAccess:
         """Return what `ask` returns; with `patience` wait while the queue loads, unless `now`."""
         if self.patience is None:
             return ask()
-        return ask_when_loaded(queue, str(self.address), ask, 0.0 if now else self.patience)
+        return ask_when_loaded(queue, self.server, ask, 0.0 if now else self.patience)
 
 
 class TaggedReads:
@@ -132,7 +125,7 @@ class TaggedReads:
             for command in settling(part):
                 self._connected().run(command)
         except ClientError as error:
-            _log.warning("%s: it will be told later what was read: %s", self._access.address, error)
+            _log.warning("%s: it will be told later what was read: %s", self._access.server, error)
             return False
         return True
 
@@ -151,7 +144,7 @@ class TaggedReads:
                 )
                 self._connected().run(command)
         except ClientError as error:
-            _log.warning("%s: some items stay reserved: %s", self._access.address, error)
+            _log.warning("%s: some items stay reserved: %s", self._access.server, error)
         self.close()
 
     def leave(self) -> None:
@@ -265,7 +258,7 @@ class MonitoredReads:
                 one.connection.run(commands.confirm(one.queue, one.reads))
             except ClientError as error:
                 _log.warning(
-                    "%s: %d items may come again: %s", self._access.address, one.reads, error
+                    "%s: %d items may come again: %s", self._access.server, one.reads, error
                 )
             else:
                 self._free.append(one.connection)

@@ -121,7 +121,7 @@ class KestrelPartition(InputPartition):
 
     def reads(self) -> QueueReads:
         """Return the reads of its server, none of them open yet."""
-        access = ServerAccess.to(self.share.server, self.patience)
+        access = ServerAccess(self.share.server, self.patience)
         if self.share.reserves:
             return TaggedReads(access, self.name, self.lease)
         return MonitoredReads(access)
@@ -238,7 +238,7 @@ class _PartitionReader:
         lease = self._options.lease or lease
 
         def connect(share: PartitionShare, name: str, patience: float) -> TaggedReads:
-            return TaggedReads(ServerAccess.to(share.server, patience or None), name, lease)
+            return TaggedReads(ServerAccess(share.server, patience or None), name, lease)
 
         return StoredBatches(location, servers, connect, reached=self._reached)
 
