@@ -5,7 +5,7 @@ do: request only the needed columns, push filters down, plan with a Spark job, s
 they are written.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -15,12 +15,11 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.spark.plan.delayed_items import list_with_delayed
 from kestrelmq.spark.plan.read_plans import (
-    ReplayedQueue,
     SummariseFiles,
     replay_in_parallel,
     summarise,
 )
-from kestrelmq.spark.plan.spool import SpoolFile, list_files, to_text
+from kestrelmq.spark.plan.spool import list_files, to_text
 from kestrelmq.spark.plan.trees import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
@@ -99,14 +98,6 @@ def read_queues(
         reader = reader.option("planned", to_text(plans))
         reader = reader.option("plannedDelayed", to_text(later))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
-
-
-def replay_files(spark: SparkSession, files: Iterable[SpoolFile]) -> list[ReplayedQueue]:
-    """Replay the queues that listed files are of, with a Spark job; item data takes no memory."""
-    queues: dict[tuple[str, str], list[SpoolFile]] = {}
-    for file in files:
-        queues.setdefault((file.spool, file.queue), []).append(file)
-    return replay_in_parallel(list(queues.values()), summarise_on(spark))
 
 
 def summarise_on(spark: SparkSession) -> SummariseFiles:

@@ -29,11 +29,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelmq.spark.plan import fates
 from kestrelmq.spark.plan.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
-from kestrelmq.spark.plan.read_plans import ReplayedQueue
+from kestrelmq.spark.plan.read_plans import ReplayedQueue, replay_in_parallel
 from kestrelmq.spark.plan.segments import ReplayState
+from kestrelmq.spark.plan.spool import by_queue
 from kestrelmq.spark.plan.summarising import Fate
 from kestrelmq.spark.plan.trees import JournalPath
-from kestrelmq.spark.reading import map_on, replay_files
+from kestrelmq.spark.reading import map_on, summarise_on
 from kestrelmq.spark.sources.trace_source import trace
 from kestrelmq.spark.storage import located
 
@@ -61,7 +62,8 @@ def history(
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
     files, companions = list_with_delayed(located(path, storage))
-    replayed = replay_files(spark, [*files, *(file for one in companions for file in one.files)])
+    queues = [*by_queue(files), *(one.files for one in companions)]
+    replayed = replay_in_parallel(queues, summarise_on(spark))
     times = iter(map_on(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
     trace_tasks = [
         task
