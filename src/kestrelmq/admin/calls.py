@@ -4,7 +4,6 @@ The table of operations yields both the routes and the OpenAPI document.
 """
 
 import re
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.connections import HttpConnection
 from kestrelmq.admin.errors import ApiError, busy
 from kestrelmq.admin.sampling import Sampler
+from kestrelmq.clock import SystemClock
 from kestrelmq.engine.queue import Queue
 from kestrelmq.names import queue_name_error
 from kestrelmq.server.context import ServerContext
@@ -31,6 +31,8 @@ LINES_ACCEPTED: Final = frozenset({LINES, "application/jsonl", "application/json
 """The media types that a body of lines may have."""
 MAX_TRANSFERS: Final = 8
 """The most exports and imports at the same time."""
+now: Final = SystemClock().now
+"""Returns the time (ms since the epoch)."""
 _BROKEN_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -193,11 +195,6 @@ def _encoding_error(encoded: str, what: str) -> str | None:
     except UnicodeDecodeError:
         return f"{what} must be valid UTF-8"
     return None
-
-
-def now() -> int:
-    """Return the time (ms since the epoch)."""
-    return time.time_ns() // 1_000_000
 
 
 def problems(error: ValidationError) -> str:

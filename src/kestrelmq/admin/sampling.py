@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from kestrelmq.admin.history import History, Point
 from kestrelmq.admin.slices import batches, slices
+from kestrelmq.clock import SystemClock
 from kestrelmq.engine.collection import name_of
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.context import ServerContext
@@ -186,7 +187,7 @@ class Sampler:
         now = time.monotonic()
         elapsed = max(now - self._last, 1e-3)
         self._last = now
-        stamp = time.time_ns() // 1_000_000
+        stamp = SystemClock().now()
         collection = self._context.collection
         changed = list(self._changed)
         self._changed.clear()

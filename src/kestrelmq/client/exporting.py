@@ -1,11 +1,11 @@
 """Exports and imports of both clients: the parts that need no server."""
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.client.address import Address
+from kestrelmq.clock import SystemClock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.export_rows import ExportRow, live_rows
 
@@ -42,7 +42,7 @@ def import_batches(
     size = 0
     wrong: Exception | None = None
     try:
-        for row in live_rows(lines, queue, lambda: time.time_ns() // 1_000_000):
+        for row in live_rows(lines, queue, SystemClock().now):
             if batch and (
                 row.queue != batch[0].queue or len(batch) == most or size >= _BATCH_BYTES
             ):

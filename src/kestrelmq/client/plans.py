@@ -23,7 +23,6 @@ The kind of error decides what is retried:
 import inspect
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -76,6 +75,7 @@ from kestrelmq.client.options import (
     times_of_row,
 )
 from kestrelmq.client.statistics import QueueStats, queue_stats, stats_of_queue
+from kestrelmq.clock import SystemClock
 from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
@@ -1108,7 +1108,7 @@ class Planner:
         try:
             for rows in import_batches(lines, queue, BATCH_ITEMS):
                 name = rows[0].queue
-                now = time.time_ns() // 1_000_000
+                now = SystemClock().now()
                 times = [times_of_row(row.expiry, row.due, now) for row in rows]
                 outcomes = yield from self._put_all(name, [row.data for row in rows], times)
                 added += outcomes.count(True)
