@@ -126,7 +126,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("reading kestrel", given)
-    cluster = _cluster(options, "reading kestrel")
+    cluster = _cluster(options)
     queue = options.take("queue", None, QueueChoice.parse)
     storage = options.storage()
     staging = options.take("staging_location", None, partial(_staging_location, storage))
@@ -168,7 +168,7 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
     options = GivenOptions("writing kestrel", given)
     # An option of the streaming query, not of this sink; Spark passes it to both.
     options.take("checkpointLocation", "", str)
-    cluster = _cluster(options, "writing kestrel")
+    cluster = _cluster(options)
     return options.checked(
         KestrelWriteOptions(
             cluster,
@@ -180,18 +180,18 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
     )
 
 
-def _cluster(options: GivenOptions, purpose: str) -> ClusterOptions:
+def _cluster(options: GivenOptions) -> ClusterOptions:
     cluster = ClusterOptions(
         options.take("servers", None, _servers),
         options.take("zookeeper", None, str),
         options.take("path_prefix", None, str),
     )
     if (cluster.zookeeper is None) != (cluster.path_prefix is None):
-        raise ConfigError(f"options 'zookeeper' and 'path_prefix' of {purpose} go together")
+        raise ConfigError(f"options 'zookeeper' and 'path_prefix' of {options.purpose} go together")
     if (cluster.servers is None) == (cluster.zookeeper is None):
         raise ConfigError(
-            f"options of {purpose}: give either 'servers' (host:port,...), or 'zookeeper' and "
-            "'path_prefix'"
+            f"options of {options.purpose}: give either 'servers' (host:port,...), or 'zookeeper' "
+            "and 'path_prefix'"
         )
     return cluster
 

@@ -19,10 +19,14 @@ T = TypeVar("T")
 
 
 class GivenOptions:
-    """Options by name, in any case; an option that is not taken is unknown."""
+    """Options by name, in any case; an option that is not taken is unknown.
+
+    Attributes:
+        purpose: what they are for, for error messages.
+    """
 
     def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
-        self._purpose = purpose
+        self.purpose = purpose
         self._given = {name.lower(): (name, value) for name, value in given.items()}
         self._known: list[str] = []
 
@@ -31,9 +35,9 @@ class GivenOptions:
         self._known.append("path")
         _, value = self._given.get("path", ("path", ""))
         if not value and "paths" in self._given:
-            raise ConfigError(f"option 'path' of {self._purpose}: give one path: it may be a glob")
+            raise ConfigError(f"option 'path' of {self.purpose}: give one path: it may be a glob")
         if not value:
-            raise ConfigError(f"option 'path' of {self._purpose} is missing: it must be {allowed}")
+            raise ConfigError(f"option 'path' of {self.purpose} is missing: it must be {allowed}")
         return located(value, self.storage())
 
     def storage(self) -> dict[str, str]:
@@ -55,7 +59,7 @@ class GivenOptions:
             return parse(value)
         except ValueError as error:
             raise ConfigError(
-                f"option '{name}' of {self._purpose}: {value!r} is not allowed: it must be {error}"
+                f"option '{name}' of {self.purpose}: {value!r} is not allowed: it must be {error}"
             ) from None
 
     def checked(self, options: T) -> T:
@@ -65,7 +69,7 @@ class GivenOptions:
             if name not in known:
                 shown = "" if name.startswith(STORAGE_OPTION) else f" = {value!r}"
                 raise ConfigError(
-                    f"option '{written}'{shown} of {self._purpose} is unknown: "
+                    f"option '{written}'{shown} of {self.purpose} is unknown: "
                     f"allowed are {', '.join(sorted(self._known))}"
                 )
         return options

@@ -5,7 +5,7 @@ This module does not need Spark.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources.given_options import (
@@ -19,7 +19,6 @@ from kestrelmq.spark.storage import a_boolean
 from kestrelmq.units import parse_time
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
-MODES: Final = ("failfast", "permissive", "dropmalformed")
 
 DEFAULT_PARTITION_BYTES: Final = 64 << 20
 DEFAULT_BATCH_ROWS: Final = 10_000
@@ -113,7 +112,7 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
     return options.checked(
         JournalReadOptions(
             path=options.journals(_JOURNALS),
-            mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
+            mode=_mode(options),
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
             pushdown=options.take("pushdown", False, a_boolean),
@@ -132,7 +131,7 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
     return options.checked(
         JournalStreamOptions(
             path=options.journals(_JOURNALS),
-            mode=cast(Mode, options.take("mode", "failfast", one_of(MODES))),
+            mode=_mode(options),
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
             starting=options.take("startingOffsets", earliest, _starting),
@@ -141,6 +140,10 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
             wait=options.take("wait", DEFAULT_WAIT, a_time),
         )
     )
+
+
+def _mode(options: GivenOptions) -> Mode:
+    return cast(Mode, options.take("mode", "failfast", one_of(get_args(Mode))))
 
 
 def _partition_bytes(options: GivenOptions) -> int:
