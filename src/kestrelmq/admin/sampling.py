@@ -146,11 +146,6 @@ class Sampler:
         self._sample_taken = asyncio.Event()
         self._last = time.monotonic()
 
-    @property
-    def watchers(self) -> int:
-        """How many watchers there are now."""
-        return self._watchers
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Count a watcher, and so sample every second, during a `with` block."""

@@ -5,8 +5,7 @@ are refused with `InvalidRequest` before anything is sent. The reply parser acce
 of any size and returns complete replies. It buffers at most one incomplete line or item. Bytes that
 are not a reply raise `ProtocolError`; after that the parser accepts no more.
 
-Other servers of this protocol understand all of these requests except `touch_request` and
-`kill_client_request`.
+Other servers of this protocol understand all of these requests except `kill_client_request`.
 """
 
 import re
@@ -253,11 +252,6 @@ def monitor_request(queue: bytes, seconds: int, max_items: int | None = None) ->
 def confirm_request(queue: bytes, count: int) -> bytes:
     """Return the request to confirm the `count` oldest open reads of this connection."""
     return b"confirm %b %d\r\n" % (_queue(queue), _number(count, "a count"))
-
-
-def touch_request(queue: bytes, wait_ms: int) -> bytes:
-    """Return the request to extend the open reads of this connection by `wait_ms`."""
-    return b"touch_read %b %d\r\n" % (_queue(queue), _number(wait_ms, "a time"))
 
 
 def browse_request(

@@ -162,7 +162,6 @@ def test_garbage_gives_replies_or_a_protocol_error(data: bytes) -> None:
         (wire.monitor_request(b"work", 5), b"monitor work 5\r\n"),
         (wire.monitor_request(b"work", 5, 10), b"monitor work 5 10\r\n"),
         (wire.confirm_request(b"work", 3), b"confirm work 3\r\n"),
-        (wire.touch_request(b"work", 500), b"touch_read work 500\r\n"),
         (wire.queue_request("delete", "caf\u00e9".encode()), b"delete caf\xc3\xa9\r\n"),
         (wire.plain_request("stats"), b"stats\r\n"),
         (wire.plain_request("status", "readonly"), b"status readonly\r\n"),

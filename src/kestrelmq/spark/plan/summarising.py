@@ -139,7 +139,6 @@ class Summariser:
         self._own_names: dict[int, int] = {}
         self._first_xid = start.last_xid if start else last_xid
         self._last_xid = self._first_xid
-        self._relative = False
         self._absolute = False
         self._counted = False
         at_start = start.open if start else None
