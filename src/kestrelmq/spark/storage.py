@@ -457,9 +457,21 @@ def storage_options(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def public_value(name: str, value: str) -> str | None:
+    """Return the value of an option as errors may show it; None if it may be secret.
+
+    A storage option is easily given without its prefix, and a URI in an option that takes none.
+    """
+    is_of_a_store = any(name in parsers for parsers in _SCHEMES.values())
+    if name.startswith(STORAGE_OPTION) or (is_of_a_store and name not in _PUBLIC):
+        return None
+    return value if scheme_of(value) is None else _without_credentials(value)
+
+
 def _remote(written: str, scheme: str, given: Mapping[str, str], option: str) -> Location:
     try:
         parts = urlsplit(written)
+        _ = parts.port  # a key with a slash looks like a port that is no number
         host = parts.hostname and parts.netloc.rpartition("@")[2]
         query = dict(
             parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -529,10 +541,15 @@ def _check(given: Mapping[str, str], allowed: Parsers) -> None:
 
 def _without_credentials(written: str) -> str:
     """Return a URI as errors may show it."""
-    scheme, colon, rest = written.partition("://")
-    authority, slash, path = rest.partition("/")
-    path = path.partition("?")[0]
-    return f"{scheme}{colon}{authority.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+    scheme, colon, rest = written.partition(":")
+    inner = rest.partition("?")[0]
+    bare = inner.lstrip("/")
+    authority, slash, path = bare.partition("/")
+    if ":" in authority and "@" in path and "@" not in authority:
+        # A key with a slash that is not written as %2F.
+        authority, slash, path = path.rpartition("@")[2].partition("/")
+    slashes = inner[: len(inner) - len(bare)]
+    return f"{scheme}{colon}{slashes}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _inner_path(location: Location) -> str:

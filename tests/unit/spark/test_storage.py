@@ -112,6 +112,9 @@ def test_a_uri_means_what_it_means_to_pyarrow(
         ("s3:/bucket", {}, "it must be a URI such as s3://NAME"),
         ("s3://k:secret@/a", {}, "'s3:///a' is not allowed"),
         ("s3://k:secret@bucket/?a", {}, "'s3://bucket/' is not allowed"),
+        ("s3:/k:secret@bucket/a", {}, "'s3:/bucket/a' is not allowed"),
+        ("s3://k:my/secret@bucket/a", {}, "'s3://bucket/a' is not allowed"),
+        ("http://k:my/secret@bucket/a", {}, "'http://bucket/a' is not allowed"),
         ("abfs://box/a", {}, "abfs://CONTAINER/PATH with the storage option account_name"),
     ],
 )

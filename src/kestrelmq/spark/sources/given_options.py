@@ -1,7 +1,8 @@
 """The options given to a data source, and parsers for their values.
 
 Spark passes options as text, with names in any case. Every error names the option, the value and
-what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...".
+what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...", or a
+`ConfigError` with the whole sentence if the value may have credentials.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +10,7 @@ from typing import Final, TypeVar
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.plan.trees import JournalPath
-from kestrelmq.spark.storage import STORAGE_OPTION, located, storage_options
+from kestrelmq.spark.storage import STORAGE_OPTION, located, public_value, storage_options
 from kestrelmq.units import parse_duration, parse_size
 
 # Options that Spark itself adds to some calls.
@@ -57,6 +58,8 @@ class GivenOptions:
         _, value = self._given[name.lower()]
         try:
             return parse(value)
+        except ConfigError:
+            raise  # it names the option, and shows nothing that is secret
         except ValueError as error:
             raise ConfigError(
                 f"option '{name}' of {self.purpose}: {value!r} is not allowed: it must be {error}"
@@ -67,9 +70,10 @@ class GivenOptions:
         known = {name.lower() for name in self._known} | _SPARKS_OWN
         for name, (written, value) in self._given.items():
             if name not in known:
-                shown = "" if name.startswith(STORAGE_OPTION) else f" = {value!r}"
+                shown = public_value(name, value)
+                given = "" if shown is None else f" = {shown!r}"
                 raise ConfigError(
-                    f"option '{written}'{shown} of {self.purpose} is unknown: "
+                    f"option '{written}'{given} of {self.purpose} is unknown: "
                     f"allowed are {', '.join(sorted(self._known))}"
                 )
         return options

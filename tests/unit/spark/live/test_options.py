@@ -86,3 +86,26 @@ def test_errors_name_option_value_and_what_is_allowed(
         kestrel_read_options(options)
 
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["staging_location", "dead_letter_path"])
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        (
+            "http://me:hush@b/x",
+            "option '{name}': 'http://b/x' is not allowed: it must be a path, or",
+        ),
+        ("s3://me:hush@b/x?regio=y", "storage option 'regio' is unknown"),
+    ],
+)
+def test_errors_about_a_uri_show_no_credentials(name: str, uri: str, message: str) -> None:
+    """They name the option once, and say what it must be."""
+    given = {"servers": "a:1", "queue": "q", name: uri}
+    options = kestrel_read_options if name == "staging_location" else kestrel_write_options
+
+    with pytest.raises(ConfigError) as error:
+        options(given)
+
+    assert "hush" not in str(error.value)
+    assert str(error.value).startswith(message.format(name=name))

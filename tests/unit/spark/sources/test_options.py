@@ -81,6 +81,22 @@ def test_other_urls_are_refused(url: str) -> None:
         journal_write_path({"path": url})
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"secret_key": "hush"}, "option 'secret_key' of reading"),
+        ({"output": "s3://me:hush@b/x?secret_key=hush"}, "option 'output' = 's3://b/x' of reading"),
+    ],
+)
+def test_no_error_shows_what_may_be_secret(given: dict[str, str], message: str) -> None:
+    """Also if a storage option lacks its prefix, or a URI is given to an unknown option."""
+    with pytest.raises(ConfigError) as error:
+        queue_read_options({"path": "s3://b/x", **given})
+
+    assert "hush" not in str(error.value)
+    assert message in str(error.value)
+
+
 def test_each_source_knows_its_own_options_only() -> None:
     """An option of another source is unknown."""
     with pytest.raises(ConfigError, match="'directBytes'"):
