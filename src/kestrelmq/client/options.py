@@ -20,7 +20,7 @@ _LONGEST_TIME: Final = 1e9
 """Seconds that a connection or a reply may take."""
 LONGEST_LEASE: Final = 1_000_000.0
 """Seconds; also the longest delay of an item that is released."""
-_LONGEST_DELAY: Final = 1e14
+LONGEST_DELAY: Final = 1e14
 """Seconds; in milliseconds, so many have 18 digits, which every server reads."""
 _LONGEST_EXPIRY: Final = 1e14
 """Seconds; so many have as many digits as every server reads."""
@@ -118,8 +118,8 @@ def item_times(expiry: Expiry, delay: float | None) -> ItemTimes:
     if delay is None:
         return ItemTimes(protocol_expiry(expiry), 0)
     seconds = checked_number(delay, "the delay")
-    if not 0 <= seconds <= _LONGEST_DELAY:
-        raise InvalidRequest(f"the delay must be from 0 to {_LONGEST_DELAY:.0f} seconds")
+    if not 0 <= seconds <= LONGEST_DELAY:
+        raise InvalidRequest(f"the delay must be from 0 to {LONGEST_DELAY:.0f} seconds")
     expires = protocol_expiry(expiry, lambda: time.time() + seconds)
     return ItemTimes(expires, math.ceil(seconds * 1000))
 
@@ -129,14 +129,14 @@ def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
 
     It has not expired, nor does it have to be due; 0 is never, and at once.
     """
-    delay = min(max(0, due - now), int(_LONGEST_DELAY * 1000)) if due else 0
+    delay = min(max(0, due - now), int(LONGEST_DELAY * 1000)) if due else 0
     return ItemTimes(-(-expiry // 1000), delay)
 
 
 def declared_time(seconds: float, what: str) -> int:
     """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is no time."""
-    if not 0 <= checked_number(seconds, what) <= _LONGEST_DELAY:
-        raise InvalidRequest(f"{what} must be from 0 to {_LONGEST_DELAY:.0f} seconds")
+    if not 0 <= checked_number(seconds, what) <= LONGEST_DELAY:
+        raise InvalidRequest(f"{what} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     return math.ceil(seconds * 1000)
 
 

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from kestrelmq.client import Client, commands
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.cluster import Membership
-from kestrelmq.client.options import ClientOptions, Expiry
+from kestrelmq.client.options import LONGEST_DELAY, ClientOptions, Expiry
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import (
     ClientError,
@@ -175,7 +175,7 @@ class ItemSender:
     def _delay_until(self, due: int | None) -> float | None:
         if due is None:
             return self._delay
-        left = (due - self._clock.now()) / 1000
+        left = min((due - self._clock.now()) / 1000, LONGEST_DELAY)
         return left if left > 0 else None
 
     def _without_too_large(self, queue: str, items: list[bytes], expiry: Expiry) -> list[bytes]:
@@ -323,5 +323,14 @@ def grouped(
 
 
 def _expiry(time_ms: int) -> datetime | None:
-    """Return when an item expires, from ms since the epoch; 0 means never."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC) if time_ms else None
+    """Return when an item expires, from ms since the epoch; 0 means never.
+
+    A time that no calendar has becomes the nearest one that it has.
+    """
+    if not time_ms:
+        return None
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        nearest = datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)
+        return nearest[time_ms < 0]

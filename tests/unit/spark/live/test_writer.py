@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kestrelmq.client.options import Expiry
+from kestrelmq.client.options import Expiry, item_times, protocol_expiry
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.live.dead_letters import CannotBeStored, DeadLetter, DeadLetters
 from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, Reject, by_due, grouped
@@ -54,6 +54,25 @@ def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
     for due, rows in by_due(batch):
         sender.send("q", rows.column("data").to_pylist(), due=due)
     assert store.delays == [7.0, None, 2.0]
+
+
+def test_times_that_no_calendar_has_are_sent_as_the_nearest_that_is_possible() -> None:
+    """Journals may have any time that fits into 64 bits; such an item holds up no others."""
+    times = [2**63 - 1, 253_402_300_800_000, -(2**63), -(10**15)]
+    batch = pa.RecordBatch.from_pydict({"data": ["1", "2", "3", "4"], "expiry": times})
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    expected = [
+        ("q", last, [b"1"]),
+        ("q", last, [b"2"]),
+        ("q", first, [b"3"]),
+        ("q", first, [b"4"]),
+    ]
+    assert list(grouped(batch, "q")) == expected
+    assert protocol_expiry(last) > 253_402_300_000
+    assert protocol_expiry(first) == -1
+    clock, store = FakeClock(now=3000), Store([1])
+    ItemSender(store, 10.0, clock, clock.advance).send("q", [b"0"], due=2**63 - 1)
+    assert item_times(None, store.delays[0]).delay == 10**17
 
 
 def test_a_full_queue_holds_the_sender_back() -> None:
