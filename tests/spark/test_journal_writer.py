@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import TaskContext
@@ -14,10 +15,13 @@ from kestrelmq.config.model import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.files import QueuePathLock
+from kestrelmq.spark import register
 from kestrelmq.spark.reading import write_journals
 from tests.spark.processes import SparkProcess
 from tests.spark.spools import NOW, Loaded, adds, load, write
 from tests.support.patience import until
+
+ZONE = "spark.sql.session.timeZone"
 
 
 def save(rows: DataFrame, path: Path, mode: str = "append") -> None:
@@ -92,6 +96,26 @@ def test_names_in_any_case_and_the_types_that_spark_casts(
         ],
         "zone": [Loaded(None, midnight, 1_700_000_000_000, b"\x00\xff")],
     }
+
+
+def test_dates_are_in_the_zone_of_a_session_that_was_given_none(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It has that of the driver's Java, of which tasks know nothing by themselves."""
+    zones: Any = spark.sparkContext._jvm.java.util.TimeZone  # type: ignore[union-attr]
+    machine, given = zones.getDefault(), spark.conf.get(ZONE, None)
+    zones.setDefault(zones.getTimeZone("Asia/Kolkata"))
+    spark.conf.unset(ZONE)
+    try:
+        register(spark)
+        rows = spark.sql("SELECT 'q' AS queue, 'x' AS data, DATE '2024-05-01' AS add_time")
+        save(rows, tmp_path)
+    finally:
+        zones.setDefault(machine)
+        spark.conf.set(ZONE, given or "UTC")
+
+    midnight = int(datetime(2024, 5, 1, tzinfo=UTC).timestamp() * 1000)
+    assert load(tmp_path) == {"q": [Loaded(None, midnight - int(5.5 * 3_600_000), 0, b"x")]}
 
 
 @pytest.mark.parametrize("sort_first", [True, False])

@@ -10,14 +10,21 @@
 This package can be imported without Spark; `pip install kestrelmq[spark]` installs Spark.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_ZONE: Final = "spark.sql.session.timeZone"
+
+
 def register(spark: "SparkSession") -> None:
-    """Register the data sources with a session."""
+    """Register the data sources with a session.
+
+    Spark tells tasks only settings that are given. So the session's time zone, in which dates are
+    written, is set to what it is: by default it is that of the driver's machine.
+    """
     from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
@@ -26,3 +33,6 @@ def register(spark: "SparkSession") -> None:
 
     for source in (JournalSource, QueueSource, KestrelSource, TraceSource, StoredTableSource):
         spark.dataSource.register(source)
+    zone = spark.conf.get(_ZONE)
+    if zone is not None:
+        spark.conf.set(_ZONE, zone)

@@ -5,8 +5,10 @@ would reject, such as text for a time, is an error before anything is written. A
 number is milliseconds since the epoch.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -38,6 +40,11 @@ from kestrelmq.errors import ConfigError
 _WHOLE: Final = (LongType, IntegerType, ShortType, ByteType)
 _TEXT: Final = (StringType, VarcharType, CharType)
 _NUMBER: Final = (*_WHOLE, DecimalType, DoubleType, FloatType)
+_OFFSET: Final = re.compile(
+    r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?", re.ASCII
+)
+_UTC: Final = frozenset({"Z", "UT"})
+"""Names of UTC that Java knows and Arrow does not."""
 _TIME: Final = (TimestampType, TimestampNTZType, DateType)
 
 
@@ -70,10 +77,23 @@ def _to_milliseconds(column: pa.Array, zone: str) -> pa.Array:
     if not pa.types.is_timestamp(column.type):
         return _to_whole(column)
     if column.type.tz is None:
-        # As in Spark, a local time that occurs twice means the earlier one. A local time that the
-        # clock skips becomes the first moment after the gap.
-        column = pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="latest")
+        column = _in_zone(column, zone)
     return column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+
+
+def _in_zone(column: pa.Array, zone: str) -> pa.Array:
+    """Return local times as points in time; `zone` is as Spark has it: a region or an offset."""
+    offset = _OFFSET.fullmatch(zone)
+    if offset is not None:
+        sign, *parts = offset.groups("0")
+        hours, minutes, seconds = map(int, parts)
+        ahead = timedelta(hours=hours, minutes=minutes, seconds=seconds) * int(f"{sign}1")
+        column, zone = pc.subtract_checked(column, pa.scalar(ahead, pa.duration("us"))), "UTC"
+    # As in Spark, a local time that occurs twice means the earlier one. A local time that the
+    # clock skips becomes the first moment after the gap.
+    return pc.assume_timezone(
+        column, "UTC" if zone in _UTC else zone, ambiguous="earliest", nonexistent="latest"
+    )
 
 
 COLUMN_RULES: Final[Mapping[str, ColumnRule]] = {

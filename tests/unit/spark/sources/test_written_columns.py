@@ -75,6 +75,30 @@ def test_values_are_cast(name: str, given: pa.Array, expected: list[object]) -> 
     assert found.column(0).to_pylist() == expected
 
 
+@pytest.mark.parametrize(
+    ("zone", "seconds"),
+    [
+        ("UTC", 0),
+        ("Z", 0),
+        ("UT", 0),
+        ("+01:00", 3600),
+        ("-1", -3600),
+        ("GMT+1", 3600),
+        ("GMT-08:00", -28800),
+        ("UTC+0530", 19800),
+        ("+01:30:15", 5415),
+        ("-1:5", -3900),
+    ],
+)
+def test_local_times_may_be_in_any_zone_that_spark_writes(zone: str, seconds: int) -> None:
+    """Java's default for a zone without a name is such as GMT+01:00."""
+    times = pa.array([MIDNIGHT.replace(tzinfo=None), None], pa.timestamp("us"))
+
+    found = cast(pa.RecordBatch.from_arrays([times], names=["expiry"]), zone)
+
+    assert found.column(0).to_pylist() == [MIDNIGHT_MS - seconds * 1000, None]
+
+
 def test_a_number_that_is_none_is_an_error() -> None:
     """Spark would refuse it as well. The error names the column."""
     for value in (float("nan"), 1e30):
