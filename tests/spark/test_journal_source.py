@@ -261,5 +261,11 @@ def test_wrong_options_and_columns_are_refused(spark: SparkSession, tmp_path: Pa
         reader.option("mode", "lenient").load(str(tmp_path)).collect()
     with pytest.raises(PySparkException, match="column 'date' is unknown"):
         spark.read.format("kestrel.journal").schema("date long").load(str(tmp_path)).collect()
+    with pytest.raises(PySparkException, match="column 'QUEUE' occurs twice"):
+        spark.read.format("kestrel.journal").schema("queue string, QUEUE string").load(
+            str(tmp_path)
+        ).collect()
+    with pytest.raises(PySparkException, match="it has no column: allowed are queue, file"):
+        read_journals(spark, str(tmp_path), []).count()
     with pytest.raises(PySparkException, match="no file or directory matches"):
         spark.read.format("kestrel.journal").load(str(tmp_path / "nowhere")).collect()

@@ -41,13 +41,21 @@ class TableSource(DataSource):
     def check_asked(self, asked: StructType) -> None:
         """Check that the requested columns exist, with names in any case, and have their types.
 
+        Spark would take rows without any column for no rows.
+
         Raises:
-            ConfigError: a column is unknown or has another type.
+            ConfigError: a column is unknown, occurs twice or has another type; or there is none.
         """
         types = {field.name: field.dataType for field in [*self.table, *self.on_demand]}
         source = f"schema of {self.format_name}"
+        if not asked.fields:
+            raise ConfigError(f"{source}: it has no column: allowed are {', '.join(types)}")
+        seen: set[str] = set()
         for field in asked:
             name = field.name.lower()
+            if name in seen:
+                raise ConfigError(f"{source}: column {field.name!r} occurs twice")
+            seen.add(name)
             if name not in types:
                 raise ConfigError(
                     f"{source}: column {field.name!r} is unknown: allowed are {', '.join(types)}"
