@@ -324,3 +324,23 @@ def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: 
     assert "a+&lt;b&gt;" in text
     assert "<b>.1" not in text
     assert "http" not in text.replace("http-equiv", "")
+
+
+def test_report_takes_every_time_that_fits_into_a_journal(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The stay of an item and the begin of an hour may not fit into 64 bits."""
+    first, last = -(2**63), 2**63 - 1
+    for queue, times in (("up", (first, last)), ("down", (last, first))):
+        records = [record for at in (*times, NOW) for record in (AddX(at, 0, b"x"), Remove())]
+        write(tmp_path / "spool" / queue, [*records, AddX(times[1], 0, b"left")])
+
+    made = report(spark, str(tmp_path / "spool"), str(tmp_path / "out"))
+
+    assert [(one.queue, one.removed, one.live) for one in made.queues] == [
+        ("down", 3, 1),
+        ("up", 3, 1),
+    ]
+    rows = spark.read.parquet(str(tmp_path / "out" / "hours")).where("queue = 'down'")
+    hours = [row.hour for row in rows.orderBy("hour").collect()]
+    assert hours == [-(-first // HOUR) * HOUR, NOW // HOUR * HOUR, last // HOUR * HOUR]

@@ -34,6 +34,7 @@ from kestrelmq.spark.storage import Location, located
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
 _PAGE = "report.html"
+_FIRST_HOUR = -(2**63 // HOUR_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,8 @@ def _is_gone() -> Column:
 
 
 def _hour(time: Column) -> Column:
-    return (f.floor(time / HOUR_MS) * HOUR_MS).cast("long")
+    # The first hour of all begins before what fits into 64 bits.
+    return (f.greatest(f.floor(time / HOUR_MS), f.lit(_FIRST_HOUR)) * HOUR_MS).cast("long")
 
 
 def _gone_at() -> Column:
@@ -180,7 +182,8 @@ def _stays() -> tuple[Column, Column]:
     timed = f.col("add_time") > 0
 
     def since_add(time: str) -> Column:
-        return f.when(timed, f.greatest(f.col(time) - f.col("add_time"), f.lit(0)))
+        # The difference itself may not fit into 64 bits: a journal may have any time.
+        return f.when(timed, f.greatest(time, "add_time") - f.col("add_time"))
 
     known = f.col("gone_after").isNotNull()
     at_most = f.when(f.col("gone_before").isNotNull(), since_add("gone_before"))
