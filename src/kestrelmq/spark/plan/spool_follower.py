@@ -153,6 +153,7 @@ class SpoolFollower:
         self._clock = clock or SystemClock()
         self._pause = pause
         self._limit: dict[QueueKey, Position] | None = None
+        self._is_limit_complete = True
         self._backlog = NO_BACKLOG
         self._seen: dict[QueueKey, _Seen] = {}
         self._planned: tuple[dict[str, Any], dict[str, Any], list[FileRange]] | None = None
@@ -165,7 +166,11 @@ class SpoolFollower:
 
     def limit_to_present(self) -> None:
         """From now on, read only what is there now."""
-        self._limit = _repeated(lambda: self._ends(follow(self._pattern)))
+        try:
+            self._limit = _repeated(lambda: self._ends(follow(self._pattern)))
+        except FileNotFoundError:
+            self._limit = {}  # the file that the pattern names may have another name by now
+        self._is_limit_complete = False
 
     def latest_offset(self, start: Mapping[str, Any], room: int) -> dict[str, Any]:
         """Return the offset of the next batch, of about `room` bytes; `start` if nothing is new.
@@ -175,6 +180,9 @@ class SpoolFollower:
             ConfigError: the offset is of something else.
         """
         waited = 0.0
+        if self._limit is not None and not self._is_limit_complete:
+            self._limit |= _repeated(lambda: self._ends_of_known(start))
+            self._is_limit_complete = True
         while True:
             began = self._clock.monotonic()
             end = _repeated(lambda: self._next_batch(start, room))
@@ -202,6 +210,15 @@ class SpoolFollower:
         if self._planned is not None and self._planned[:2] == (start, end):
             return self._planned[2]
         return _repeated(lambda: self._batch_again(from_offset(start), from_offset(end)))
+
+    def _ends_of_known(self, start: Mapping[str, Any]) -> dict[QueueKey, Position]:
+        """Return the ends of queues in `start` none of whose files the pattern matches now."""
+        limit = self._limit or {}
+        known = from_offset(start).keys() - limit.keys()
+        if not known:
+            return {}
+        found = self._ends(follow(self._pattern, known))
+        return {key: position for key, position in found.items() if key in known}
 
     # --- planning a batch ---
 

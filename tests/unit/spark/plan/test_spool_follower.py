@@ -168,6 +168,35 @@ def test_a_file_means_its_queue(tmp_path: Path) -> None:
     assert (one.batch(), some.batch()) == ([b"3"], [b"3"])
 
 
+@pytest.mark.parametrize("pattern", ["a", "[ab]"])
+def test_a_stream_that_ends_by_itself_goes_on_in_files_with_new_names(
+    tmp_path: Path, pattern: str
+) -> None:
+    """It reads what is there when it begins, also of queues no file of which has an old name."""
+    write(tmp_path / "a", adds([b"1"]))
+    write(tmp_path / "ab", adds([b"0"]))
+    stream = Stream(tmp_path / pattern)
+    assert stream.batch() == [b"1"]
+    write(tmp_path / "b", adds([b"7"]))
+    append(tmp_path / "a", AddX(NOW, 0, b"2"))
+    (tmp_path / "a").rename(tmp_path / "a.1000")
+
+    stream = stream.again(tmp_path / pattern)
+    stream.follower.limit_to_present()
+
+    assert stream.batch(ONE) == ([b"2"] if pattern == "a" else [b"2", b"7"])
+    write(tmp_path / "a", adds([b"3"]))
+    assert stream.batch() == []
+    (tmp_path / "a").unlink()
+    (tmp_path / "a.1000").unlink()
+    (tmp_path / "b").unlink()
+    (tmp_path / "ab").unlink()
+    stream = stream.again(tmp_path / pattern)
+    stream.follower.limit_to_present()
+    with pytest.raises(JournalDataLost, match="the queue path is gone"):
+        stream.batch()
+
+
 def test_a_copy_continues_the_stream(tmp_path: Path) -> None:
     """Under another path, with other inode numbers; several queue paths, too."""
     for name in ("x", "y"):
