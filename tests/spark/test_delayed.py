@@ -116,6 +116,30 @@ def test_replay_and_restore_keep_delayed_items(spark: SparkSession, tmp_path: Pa
     assert all(now + HOUR <= row.due for row in times)
 
 
+@pytest.mark.parametrize("stays", ["in line", "later"])
+def test_overwriting_replaces_items_in_line_and_delayed_ones(
+    spark: SparkSession, tmp_path: Path, stays: str
+) -> None:
+    """Whichever of them the rows have of a queue; a queue without rows keeps both."""
+    schema = "queue string, data string, due long"
+    later = SystemClock().now() + HOUR
+    spool = tmp_path / "queues"
+    for name in ("jobs", "kept"):
+        rows = spark.createDataFrame([(name, "in line", None), (name, "later", later)], schema)
+        write_journals(rows, str(spool))
+    due = later if stays == "later" else None
+    write_journals(spark.createDataFrame([("jobs", "new", due)], schema), str(spool), "overwrite")
+    found = read_queues(spark, str(spool), delayed=True).orderBy("queue", "position").collect()
+    assert [(row.queue, bytes(row.data), row.due) for row in found] == [
+        ("jobs", b"new", due),
+        ("kept", b"in line", None),
+        ("kept", b"later", later),
+    ]
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        items = {one.name: (one.items, one.number("delayed")) for one in client.queues()}
+        assert items == {"jobs": (0, 1) if due else (1, 0), "kept": (1, 1)}
+
+
 def test_appended_delayed_items_join_those_that_are_there(
     spark: SparkSession, tmp_path: Path
 ) -> None:

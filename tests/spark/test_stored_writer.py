@@ -200,6 +200,19 @@ def test_restore_to_a_uri(
     flags = [w for one in store.options.items() for w in ("--storage-option", "=".join(one))]
     ended = Terminal(capsys).run("restore", table, "--output", f"{back}2", *flags)
     assert (ended.status, ended.table[-1]) == (0, [f"{back}2", "3"])
+    only_late = spark.createDataFrame([("a", "late", due)], "queue string, data string, due long")
+    write_journals(only_late, back, "overwrite", storage=store.options)  # the others are replaced
+    told = read_queues(spark, back, delayed=True, storage=store.options)
+    assert {(row.queue, bytes(row.data)) for row in told.collect()} == {
+        ("a", b"late"),
+        ("b", b"late"),
+    }
+    write_journals(rows.where("queue = 'a'"), back, "overwrite", storage=store.options)
+    told = read_queues(spark, back, delayed=True, storage=store.options)
+    assert {(row.queue, bytes(row.data)) for row in told.where("queue = 'a'").collect()} == {
+        ("a", b"1"),
+        ("a", b"2"),
+    }
     told = read_queues(spark, f"{back}2", delayed=True, storage=store.options)
     assert [(row.queue, bytes(row.data), row.due) for row in told.orderBy("data").collect()] == [
         ("a", b"1", None),

@@ -13,7 +13,7 @@ or as it is after the commit. Which rename this is depends on what the queue has
                              journal does (`journal.pack.take_place`)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.names import (
     QueueFiles,
+    delayed_name,
     group_files,
     later_timestamp,
+    master_of_delayed,
     pack_name,
     rotated_name,
 )
@@ -117,6 +119,24 @@ class JournalCommit:
         self._directory.rename(self._inside(part), name)
         if sync:
             self._directory.sync()
+
+
+def whole_queues(
+    parts: Mapping[str, list[JournalPart]], names: Iterable[str]
+) -> dict[str, list[JournalPart]]:
+    """Return the parts with which to overwrite whole queues of the queue path with files `names`.
+
+    A queue of which only delayed items are written has no others afterwards, and the reverse: its
+    other journal gets no parts.
+    """
+    found = group_files(names)
+    whole = dict(parts)
+    for queue in {master_of_delayed(name) or name for name in parts}:
+        for journal in (queue, delayed_name(queue)):
+            there = found.of_journal(journal)
+            if there is not None and there.files:
+                whole.setdefault(journal, [])
+    return whole
 
 
 def check_tail(view: FileView, shown: str | Path) -> None:

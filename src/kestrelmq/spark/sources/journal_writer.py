@@ -34,7 +34,7 @@ from kestrelmq.journal.files import (
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode
-from kestrelmq.spark.sources.journal_commit import JournalCommit
+from kestrelmq.spark.sources.journal_commit import JournalCommit, whole_queues
 from kestrelmq.spark.sources.journal_parts import (
     JournalPart,
     PartWriter,
@@ -144,6 +144,8 @@ class LocalJob:
                 for place, (queue, mine) in enumerate(parts.items())
             }
             directory = DiskDirectory(self._path)
+            if self._overwrite:
+                ordered = whole_queues(ordered, directory.names())
             JournalCommit(directory, self._work, self._now, overwrite=self._overwrite).run(ordered)
             write_directories.remove(self._work)
         finally:
@@ -162,6 +164,7 @@ class StoredJob:
 
     def __init__(self, path: Location, now: int, *, overwrite: bool) -> None:
         stored_writes.remove_abandoned(path)
+        self._path = path
         self._work = stored_writes.begin(path, stored_writes.driver())
         self._now = now
         self._overwrite = overwrite
@@ -184,6 +187,9 @@ class StoredJob:
                 queue: in_order(mine) or [self._merged(mine, f"merged-{place}")]
                 for place, (queue, mine) in enumerate(parts.items())
             }
+            if self._overwrite:
+                names = (one.name for one in self._path.entries() if not one.is_directory)
+                ordered = whole_queues(ordered, names)
             StoredJournalCommit(
                 self._work, self._now, overwrite=self._overwrite, check=turn.check
             ).run(ordered)
