@@ -19,7 +19,7 @@ from kestrelmq.spark.plan.read_plans import (
     replay_in_parallel,
     summarise,
 )
-from kestrelmq.spark.plan.spool import list_files, to_text
+from kestrelmq.spark.plan.spool import to_text
 from kestrelmq.spark.plan.trees import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
@@ -87,7 +87,7 @@ def read_queues(
         storage: options of the store that the path is in.
     """
     path = located(path, storage)
-    files, later = list_with_delayed(path) if delayed else (list_files(path), [])
+    files, later = list_with_delayed(path, delayed=delayed)
     table = queue_columns(delayed=delayed)
     reader = spark.read.format(QUEUE_FORMAT).schema(_pick(table, path, columns))
     reader = reader.option("delayed", str(delayed))

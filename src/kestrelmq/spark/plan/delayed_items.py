@@ -43,13 +43,17 @@ class DelayedJournal:
         return sum(file.cost for file in (*self.files, *self.master))
 
 
-def list_with_delayed(pattern: JournalPath) -> tuple[list[SpoolFile], list[DelayedJournal]]:
-    """Return the files that `pattern` means, as `list_files`, and those of delayed items.
+def list_with_delayed(
+    pattern: JournalPath, *, delayed: bool = True
+) -> tuple[list[SpoolFile], list[DelayedJournal]]:
+    """Return the files that `pattern` means, as `list_files`, and if asked those of delayed items.
 
     Raises:
         FileNotFoundError: nothing matches.
         ConfigError: `pattern` is a URI of something else.
     """
+    if not delayed:
+        return list_files(pattern), []
     companions = [
         files
         for files in by_queue(list_files(pattern, delayed=True))

@@ -52,7 +52,7 @@ from kestrelmq.spark.plan.read_plans import (
 )
 from kestrelmq.spark.plan.scanning import Chunk, FileView
 from kestrelmq.spark.plan.segments import SegmentSummary
-from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files
+from kestrelmq.spark.plan.spool import SpoolFile, by_queue
 from kestrelmq.spark.sources.journal_options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.sources.tables import (
     SPOOL_COLUMN,
@@ -132,10 +132,7 @@ class QueueSourceReader(DataSourceReader):
             except ValueError as error:
                 raise ConfigError(f"option 'planned' must be {error}") from None
             return [*self._planned(found), *self._delayed(delayed)]
-        if options.delayed:
-            files, delayed = list_with_delayed(options.path)
-        else:
-            files, delayed = list_files(options.path), []
+        files, delayed = list_with_delayed(options.path, delayed=options.delayed)
         small, large = split_by_size(files, options.direct_bytes)
         plans = [
             file

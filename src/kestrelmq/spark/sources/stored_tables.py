@@ -188,8 +188,11 @@ class StoredTableWriter(DataSourceArrowWriter):
         self._work.delete_tree()
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:  # noqa: ARG002
-        """Remove all files of the job."""
-        remove_work(self._work)
+        """Remove all files of the job, if the store can be reached."""
+        try:
+            self._work.delete_tree()
+        except StorageError as error:
+            _log.warning("%s: files of a job that failed are left: %s", self._work, error)
 
 
 class StoredTableStreamWriter(DataSourceStreamArrowWriter):
@@ -429,14 +432,6 @@ def write_files(
     for batch in iterator:
         files.add(batch)
     return FilesWritten(files.finish())
-
-
-def remove_work(work: Location) -> None:
-    """Remove the files of a job that failed, if the store can be reached."""
-    try:
-        work.delete_tree()
-    except StorageError as error:
-        _log.warning("%s: files of a job that failed are left: %s", work, error)
 
 
 def files_of(messages: "Sequence[WriterCommitMessage | None]") -> list[str]:
