@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Final, Protocol
+from typing import Final
 
 from kestrelmq.spark.storage import Location, StoredFile, located
 
@@ -36,31 +36,6 @@ class FileStatus:
     is_directory: bool
 
 
-class FileTree(Protocol):
-    """Files by their absolute paths."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is something at `path`."""
-
-    def is_directory(self, path: str) -> bool:
-        """Whether there is a directory at `path`."""
-
-    def names(self, directory: str) -> list[str]:
-        """Return what is in a directory now. Raises FileNotFoundError."""
-
-    def statuses(self, directory: str, names: Collection[str]) -> dict[str, FileStatus]:
-        """Return the statuses of those of `names`, as `names` returned them, that are there."""
-
-    def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match a pattern, sorted."""
-
-    def shown(self, path: str) -> str:
-        """Return the path as errors and rows have it."""
-
-    def location(self, path: str) -> Location | None:
-        """Return where it is in a store; None in the file system."""
-
-
 class LocalTree:
     """The file system."""
 
@@ -73,7 +48,7 @@ class LocalTree:
         return Path(path).is_dir()
 
     def names(self, directory: str) -> list[str]:
-        """Return what is in a directory now."""
+        """Return what is in a directory now. Raises FileNotFoundError."""
         return os.listdir(directory)  # noqa: PTH208
 
     def statuses(self, directory: str, names: Collection[str]) -> dict[str, FileStatus]:
@@ -95,11 +70,12 @@ class LocalTree:
         return sorted(glob.glob(pattern))  # noqa: PTH207
 
     def shown(self, path: str) -> str:
-        """Return the path."""
+        """Return the path as errors and rows have it."""
         return path
 
-    def location(self, path: str) -> None:
-        """Return None."""
+    def location(self, path: str) -> Location | None:  # noqa: ARG002 # as in a store
+        """Return None: it is not in a store."""
+        return None
 
 
 LOCAL: Final = LocalTree()
@@ -126,7 +102,7 @@ class StoreTree:
         return found is not None and found.is_directory
 
     def names(self, directory: str) -> list[str]:
-        """Return what is in a directory now."""
+        """Return what is in a directory now. Raises FileNotFoundError."""
         entries = self.location(directory).entries()
         self._entries[directory] = entries
         return [one.name for one in entries]
@@ -150,11 +126,11 @@ class StoreTree:
         return sorted(found)
 
     def shown(self, path: str) -> str:
-        """Return the URI."""
+        """Return the URI, as errors and rows have it."""
         return self.location(path).uri
 
     def location(self, path: str) -> Location:
-        """Return where it is."""
+        """Return where it is in the store."""
         return self._root / path
 
     def _matching(self, directory: str, pattern: str) -> list[str]:
@@ -173,6 +149,10 @@ class StoreTree:
         if path not in self._found:
             self._found[path] = self.location(path).find()
         return self._found[path]
+
+
+FileTree = LocalTree | StoreTree
+"""Files by their absolute paths."""
 
 
 def tree_of(path: JournalPath) -> tuple[FileTree, str]:
