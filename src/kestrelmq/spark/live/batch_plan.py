@@ -7,7 +7,7 @@ servers or queues now.
 This module does no I/O.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, Final
@@ -102,7 +102,7 @@ def share_out(
     items: int | None,
     size: int,
     partitions: int,
-    reserving: Collection[str] = (),
+    reserving: Mapping[str, bool],
 ) -> tuple[PartitionShare, ...]:
     """Divide a batch into partitions, each of which reads one server.
 
@@ -112,7 +112,7 @@ def share_out(
         size: approximate maximum of bytes of items in the batch.
         partitions: minimum number of partitions; if there are fewer servers, several partitions
             read the same one, and, if that has fewer queues, the same queue.
-        reserving: the servers that have reserved reads.
+        reserving: for each server whether it has reserved reads.
 
     Returns:
         The shares: each of at least one item for each of its queues, and of at most `items`
@@ -137,7 +137,9 @@ def share_out(
         if part > 0:
             server = reader[0].server
             part_size = max(1, size * len(reader) // numbers[-1])
-            shares.append(PartitionShare(server, part, part_size, server in reserving, queues))
+            shares.append(
+                PartitionShare(server, part, part_size, reserving.get(server, False), queues)
+            )
     return tuple(shares)
 
 

@@ -395,7 +395,7 @@ class KestrelSourceReader(_PartitionReader, DataSourceReader):
             options.max_items_per_batch,
             options.max_bytes_per_batch,
             options.min_partitions,
-            [server for server, reserves in reserving.items() if reserves],
+            reserving,
         )
         return BatchPlan(1, self._batch, str(options.queue), shares)
 

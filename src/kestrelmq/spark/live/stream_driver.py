@@ -205,13 +205,7 @@ class StreamDriver:
         waiting = [one for one in found if one.server in reserving]
         # If they are too many for a batch, or a long item uses it up, others are first next time.
         self._random.shuffle(waiting)
-        shares = share_out(
-            waiting,
-            limits.items,
-            limits.bytes,
-            self._partitions,
-            [server for server, reserves in reserving.items() if reserves],
-        )
+        shares = share_out(waiting, limits.items, limits.bytes, self._partitions, reserving)
         patience = self._patience if self.is_limited else 0.0
         plan = self._batches.make(before, str(self._choice), shares, patience) if shares else None
         if plan is None:

@@ -57,7 +57,7 @@ def test_shares_of_a_batch(
 ) -> None:
     """Items are divided evenly, never above a limit, and a partition has one at least."""
     waiting = [WaitingQueue(server, "q", most) for server, most in servers.items()]
-    shares = share_out(waiting, items, 1000, partitions)
+    shares = share_out(waiting, items, 1000, partitions, {})
 
     assert [(share.server, share.items) for share in shares] == expected
     assert sum(share.bytes for share in shares) <= 1000
@@ -71,7 +71,7 @@ def names(share: PartitionShare) -> list[str]:
 def test_a_partition_reads_all_queues_of_its_server() -> None:
     """It has as much of the batch as it has of the queues."""
     waiting = [WaitingQueue("a", queue) for queue in "uvw"] + [WaitingQueue("b", "u")]
-    shares = share_out(waiting, 40, 400, 1, ["b"])
+    shares = share_out(waiting, 40, 400, 1, {"b": True})
 
     assert [(one.server, one.items, one.bytes, names(one), one.reserves) for one in shares] == [
         ("a", 30, 300, ["u", "v", "w"], False),
@@ -84,7 +84,7 @@ def test_a_partition_reads_all_queues_of_its_server() -> None:
 def test_more_partitions_divide_a_servers_queues() -> None:
     """And read a queue together only where there are more of them than queues."""
     waiting = [WaitingQueue("a", queue, 10) for queue in "uvw"] + [WaitingQueue("b", "u", 5)]
-    shares = share_out(waiting, 1000, 1000, 4)
+    shares = share_out(waiting, 1000, 1000, 4, {})
 
     assert [(one.server, one.items, one.queues) for one in shares] == [
         ("a", 20, (("u", 10), ("w", 10))),
@@ -98,7 +98,7 @@ def test_more_partitions_divide_a_servers_queues() -> None:
 def test_a_batch_has_room_for_some_queues(items: int | None, queues: int) -> None:
     """The first ones, each with at least one item; the others wait for another batch."""
     waiting = [WaitingQueue("ab"[number % 2], f"q{number}") for number in range(1500)]
-    shares = share_out(waiting, items, 1000, 3)
+    shares = share_out(waiting, items, 1000, 3, {})
 
     assert sorted(name for one in shares for name in names(one)) == sorted(
         one.queue for one in waiting[:queues]
