@@ -208,22 +208,25 @@ def list_spool(spool: JournalPath) -> list[SpoolFile]:
     return list(_files_in(tree, path, None, path, delayed=False))
 
 
-def follow(pattern: JournalPath, known: Collection[QueueKey] = ()) -> Following:
+def follow(
+    pattern: JournalPath, known: Collection[QueueKey] = (), *, may_be_gone: bool = False
+) -> Following:
     """Return the files of the queues that `pattern` means, to be followed.
 
     A file means its queue, whatever the names of that queue's files are now. Queues that are
     `known` are looked for even if the pattern does not match one of their files at the moment.
 
     Raises:
-        FileNotFoundError: nothing matches, and nothing is known.
+        FileNotFoundError: nothing matches, nothing is known, and it may not be gone.
         ConfigError: `pattern` is a URI of something else.
         StorageError: the store cannot be reached, or refuses.
     """
     tree, path = tree_of(pattern)
-    if known and _is_gone(tree, path):
+    is_required = not known and not may_be_gone
+    if not is_required and _is_gone(tree, path):
         return Following({}, frozenset(key.place for key in known))
     root = fixed_part(tree, path)
-    wanted = _wanted(tree, path, is_required=not known)
+    wanted = _wanted(tree, path, is_required=is_required)
     spools = {key.place: os.path.normpath(f"{root}/{key.place}") for key in known}
     # An empty directory is what a file system that is not mounted leaves: a queue path has a lock.
     missing = {

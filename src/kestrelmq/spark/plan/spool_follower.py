@@ -225,7 +225,9 @@ class SpoolFollower:
     def _next_batch(self, start: Mapping[str, Any], room: int) -> dict[str, Any] | None:
         """Return where the next batch ends; None if nothing is new."""
         before = from_offset(start)
-        following = follow(self._pattern, before.keys())
+        # Without its queues, a path that went in an earlier batch would not be known any more.
+        may_be_gone = not self._fails_on_loss and not is_first_offset(start)
+        following = follow(self._pattern, before.keys(), may_be_gone=may_be_gone)
         self._report_gone(before, following)
         parts: dict[QueueKey, _Parts] = {}
         for key, files in following.queues.items():

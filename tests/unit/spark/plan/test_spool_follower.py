@@ -267,6 +267,23 @@ def test_a_queue_path_that_is_gone_is_lost(
 
 
 @pytest.mark.parametrize("pattern", ["spool", "spool/q", "sp*"])
+def test_a_stream_that_may_lose_data_goes_on_without_its_queue_path(
+    tmp_path: Path, pattern: str
+) -> None:
+    """As long as that is gone, although it knows no queue any more; and with what comes then."""
+    write(tmp_path / "spool" / "q", adds([b"1"]))
+    stream = Stream(tmp_path / pattern, fails_on_loss=False)
+    assert stream.batch() == [b"1"]
+    (tmp_path / "spool" / "q").unlink()
+    (tmp_path / "spool").rmdir()
+    for _ in range(2):
+        assert stream.batch() == []
+        stream = stream.again(tmp_path / pattern, fails_on_loss=False)
+    write(tmp_path / "spool" / "q", adds([b"2"]))
+    assert stream.batch() == [b"2"]
+
+
+@pytest.mark.parametrize("pattern", ["spool", "spool/q", "sp*"])
 def test_a_queue_path_that_is_away_for_a_while(tmp_path: Path, pattern: str) -> None:
     """Its queues do not count as deleted: when it is back, the stream goes on."""
     write(tmp_path / "spool" / "q", adds([b"1"]))
