@@ -91,9 +91,12 @@ class QueueAccess:
     Attributes:
         process: the process that has set the queues up.
         served: the waiting threads that the current operation has served.
+        on_failure: called, with the lock held, when a journal could not be written or synced:
+            upkeep has to give back what nobody holds any more, and to write the journal anew.
     """
 
     def __init__(self, commits: GroupCommit) -> None:
+        self.on_failure: Callable[[], None] = _do_nothing
         self.process = UserProcess()
         self.served: list[WaitingThread] = []
         self._commits = commits
@@ -121,6 +124,8 @@ class QueueAccess:
                     result = operation()
                 finally:
                     failures |= self._commits.commit()
+                    if failures:
+                        self.on_failure()
                     served, self.served = self.served, []
                     covering = self._syncs.request(self._syncs.take_unsynced())
         finally:
@@ -143,12 +148,12 @@ class QueueAccess:
                 view.load()
         return look.records
 
-    def sync_written(self) -> dict[Committable, JournalError]:
-        """Sync all queues with unsynced writes, due or not; return those that failed, and why."""
+    def sync_written(self) -> None:
+        """Sync all queues with unsynced writes, due or not."""
         with self._lock:
             covering = self._syncs.request(self._syncs.take_due(math.inf))
         self._process_reports()
-        return self._wait_for(covering)
+        self._wait_for(covering)
 
     def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
         """Wait until a round of fsyncs has ended, or run it; return the queues that failed."""
@@ -164,7 +169,8 @@ class QueueAccess:
                 self._process_reports()
                 begun.run()
                 with self._lock:
-                    self._syncs.end()
+                    if self._syncs.end().failures:
+                        self.on_failure()
                 self._process_reports()
         return covering.failures
 
@@ -231,7 +237,7 @@ class Ticker:
 class QueueTickers:
     """The threads beside a queue or a collection that is set up: upkeep by time, and syncs.
 
-    The lock of `access` must be held, except in `sync`.
+    The lock of `access` must be held.
     """
 
     def __init__(self, access: QueueAccess) -> None:
@@ -258,8 +264,9 @@ class QueueTickers:
             QueueUnavailable: the system has no room for the thread that syncs.
         """
         self._tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
+        self._access.on_failure = self.start_upkeep
         if sync_period:
-            sync = Ticker(sync_period, self.sync_written, f"kestrelmq-sync{suffix}")
+            sync = Ticker(sync_period, self._access.sync_written, f"kestrelmq-sync{suffix}")
             try:
                 sync.start()
             except RuntimeError as error:
@@ -279,12 +286,11 @@ class QueueTickers:
             if self._may_log.passes():
                 log.warning("there is no thread for the upkeep of queues yet: %s", error)
 
-    def sync_written(self) -> None:
-        """Sync all that is written; if that fails, upkeep will have to rewrite a journal."""
-        if self._access.sync_written():
-            self._access.change(self.start_upkeep)
-
     def end(self) -> list[Ticker]:
         """Return the tickers, to be stopped without the lock: a running one may need it first."""
         tickers, self._tickers = self._tickers, []
         return tickers
+
+
+def _do_nothing() -> None:
+    """Do nothing: no upkeep was begun yet."""

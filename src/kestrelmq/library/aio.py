@@ -468,6 +468,9 @@ class AsyncPersistentQueue:
                 syncing = self._sync(unsynced)
             else:
                 _deliver(self._take_served(), failure)
+            if failures:
+                # Upkeep gives back what nobody holds any more; `_schedule_check` would try at once.
+                self._schedule_upkeep(queue)
         if failure is not None:
             raise failure
         self._schedule_check(queue)

@@ -124,7 +124,7 @@ class QueueCollection:
         if self._access.process.is_another:
             return
         if self._is_open:
-            self._tickers.sync_written()
+            self._access.sync_written()
         tickers, _ = self._access.change(self._shut)
         for ticker in tickers:
             ticker.stop()

@@ -21,6 +21,7 @@ from kestrelmq import (
 from kestrelmq.clock import Pause
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.testing.clock import FakeClock
+from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.compiled
@@ -291,6 +292,19 @@ async def test_one_fsync_serves_many_tasks(tmp_path: Path) -> None:
     async with AsyncPersistentQueue("work", tmp_path, QueueConfig(sync_journal=0)) as queue:
         assert all(await asyncio.gather(*(queue.add(b"x") for _ in range(100))))
         assert 1 <= queue._queue().journal.syncs <= 3
+
+
+async def test_a_read_that_cannot_be_given_back_now(tmp_path: Path) -> None:
+    """It comes back when the disk works again, though no task uses the queue meanwhile."""
+    async with AsyncPersistentQueue("work", tmp_path) as queue, asyncio.timeout(LONG):
+        await queue.add(b"x")
+        item = await queue.remove(transaction=True)
+        assert item is not None
+        with largest_file(queue.journal_size), pytest.raises(JournalError):
+            await queue.unremove(item.xid)
+        while not len(queue):  # noqa: ASYNC110 # it tells nobody
+            await asyncio.sleep(0.01)
+        assert data(await queue.remove()) == b"x"
 
 
 async def test_failed_sync_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,21 @@ def test_waiting_thread_stays_unserved_when_the_add_fails(tmp_path: Path) -> Non
         assert len(queue) == 0
 
 
+def test_a_read_that_cannot_be_given_back_goes_to_a_thread_that_waits(tmp_path: Path) -> None:
+    """It comes back when the disk works again, though nobody uses the queue meanwhile."""
+    with PersistentQueue("work", tmp_path) as queue, ThreadPoolExecutor(2) as threads:
+        queue.add(b"x")
+        item = queue.remove(transaction=True)
+        assert item is not None
+        readers = [threads.submit(queue.wait_remove, LONG) for _ in range(2)]
+        wait_until_waiting(queue, 2)
+        with largest_file(queue.journal_size), pytest.raises(JournalError):
+            queue.unremove(item.xid)
+        errors = [reader.exception(LONG) for reader in readers]
+        assert [type(error) for error in errors].count(JournalError) == 1  # whose turn it was
+        assert [data(reader.result()) for reader in readers if not reader.exception()] == [b"x"]
+
+
 def test_waiting_threads_are_served_in_order(tmp_path: Path) -> None:
     """Who waits first gets the first item; a peek takes none away."""
     with PersistentQueue("work", tmp_path) as queue, ThreadPoolExecutor(4) as threads:
