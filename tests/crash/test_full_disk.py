@@ -88,6 +88,23 @@ def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
         assert drain(server.ports["memcache"], "work") == items
 
 
+@pytest.mark.parametrize("listener", ["memcache", "text"])
+def test_a_delayed_item_beside_a_read_that_cannot_be_written(tmp_path: Path, listener: str) -> None:
+    """It is stored, in a journal of its own, and so the answer says."""
+    requests, stored = {
+        "memcache": (b"get work\r\nset work/delay=50 0 0 1\r\ny\r\n", b"STORED"),
+        "text": (b"get work\nput work/delay=50:\ny\n\n", b"+1"),
+    }[listener]
+    with running_server(tmp_path) as server, wires.Wire(server) as wire:
+        wires.put(wire, "work", "x" * 1000)
+        with largest_file(1000, server.process.pid), wires.Wire(server, listener) as other:
+            other.send(requests)
+            assert other.until(b"\n").startswith((b"SERVER_ERROR queue work", b"-queue work"))
+            assert other.until(b"\n").rstrip() == stored
+        wire.ask(b"get work\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
+        wire.ask(b"get work/t=20000\r\n", wires.value("work", "y") + b"END\r\n")
+
+
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> None:
     """What it does not get is not acknowledged by its master either."""

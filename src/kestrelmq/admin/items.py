@@ -25,7 +25,6 @@ from kestrelmq.admin.models import (
     Stored,
 )
 from kestrelmq.admin.slices import slices
-from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Search
@@ -99,7 +98,7 @@ async def put_item(call: Call) -> Answer:
     collection = context.collection
     mark = _mark(item)
     stored = await put(context, name, data, ItemTimes(expiry, due), mark)
-    destinations = collection.destinations(name, delayed=concerns_companion(due, mark))
+    destinations = collection.destinations(name, due=due, mark=mark)
     await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")

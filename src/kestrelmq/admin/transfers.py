@@ -203,8 +203,7 @@ class _Target:
             except ApiError as error:
                 refusal = error
                 break
-            is_delayed = row.due > 0
-            touched |= dict.fromkeys(collection.destinations(self._name, delayed=is_delayed))
+            touched |= dict.fromkeys(collection.destinations(self._name, due=row.due))
             if not stored:
                 reason = f"{self._name} is full, or the item is too large for it"
                 refusal = ApiError(409, "item_refused", reason)

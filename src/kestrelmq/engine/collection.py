@@ -323,18 +323,18 @@ class QueueCollection:
                     if queue.begin_delaying():
                         yield
 
-    def destinations(self, name: str, *, delayed: bool = False) -> list[Queue]:
+    def destinations(self, name: str, *, due: int = 0, mark: PutMark | None = None) -> list[Queue]:
         """Return the loaded queues that an add to `name` is written to.
 
-        `delayed` is whether the added items are.
+        `due` and `mark` are those of the items, as for `add`.
         """
         queue = self.queues.get(name)
         if queue is not None:
             found = [queue]
         else:
             found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
-        if delayed:
-            return [one for leaf in found for one in leaf.targets_with_companions()]
+        if due or mark is not None:
+            return [one for leaf in found for one in leaf.all_written_by(due, mark)]
         return [one for leaf in found for one in leaf.targets]
 
     def _create(self, name: str) -> Queue:

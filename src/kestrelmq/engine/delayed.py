@@ -70,14 +70,6 @@ def companion_settings(config: QueueConfig) -> QueueConfig:
     return QueueConfig().model_copy(update=settings)
 
 
-def concerns_companion(due: int, mark: PutMark | None) -> bool:
-    """Whether the answer to such an add depends on the journal of delayed items, too.
-
-    An add that a producer repeats may have been delayed at first.
-    """
-    return due > 0 or mark is not None
-
-
 class JoinedQueue(Protocol):
     """What is needed of the queue that the items join."""
 

@@ -524,12 +524,23 @@ class Queue(Committable):
         companion = self.companion
         return (self,) if companion is None else (self, companion)
 
-    def targets_with_companions(self) -> "tuple[Queue, ...]":
-        """Return what `targets` is, with the queues that have their delayed items."""
+    def written_by(self, due: int, mark: PutMark | None) -> "tuple[Queue, ...]":
+        """Return on whose journals the answer to an add to this queue only depends.
+
+        A delayed item is in that of the companion, whatever becomes of other changes here. But an
+        add that a producer repeats may have been delayed at first, or not.
+        """
+        if mark is not None:
+            return self.with_companion
+        companion = self.companion if due else None
+        return (self,) if companion is None else (companion,)
+
+    def all_written_by(self, due: int, mark: PutMark | None) -> "tuple[Queue, ...]":
+        """Return what `written_by` says for each of `targets`."""
         targets = self.targets
         if self._delayed is None and len(targets) == 1:
             return targets
-        return tuple(one for queue in targets for one in queue.with_companion)
+        return tuple(one for queue in targets for one in queue.written_by(due, mark))
 
     @property
     def remembers_requests(self) -> bool:

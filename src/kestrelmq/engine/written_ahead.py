@@ -88,8 +88,8 @@ class WrittenAhead:
     @property
     def targets(self) -> tuple[Queue, ...]:
         """The queues whose journals it is written to, as far as is known yet."""
-        both = self._is_delayed or self._mark is not None
-        return self.queue.targets_with_companions() if both else self.queue.targets
+        due = self._added if self._is_delayed else 0
+        return self.queue.all_written_by(due, self._mark)
 
     def write(self, data: bytes | memoryview, pause: Pause) -> None:
         """Write an item of `data`; from any thread. Raises OSError.

@@ -35,6 +35,7 @@ from kestrelmq.library.items import (
     Held,
     Item,
     adding,
+    alone,
     check_held,
     confirming,
     exported,
@@ -189,8 +190,8 @@ class AsyncPersistentQueue:
         sequence: int | None = None,
     ) -> bool:
         """Add an item at the end, as `PersistentQueue.add` does; False if it was refused."""
-        add, is_delayed = adding(data, expiry, delay, producer, sequence, self._clock.now())
-        return await self._change(add, delayed=is_delayed)
+        add, written = adding(data, expiry, delay, producer, sequence, self._clock.now())
+        return await self._change(add, written=written)
 
     async def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
@@ -357,8 +358,8 @@ class AsyncPersistentQueue:
     async def import_items(self, lines: Iterable[str | bytes]) -> int:
         """Add the items of lines of JSON, as `PersistentQueue.import_items` does."""
         with importing(self._name, lines, self._clock.now) as found:
-            for add, is_delayed in found:
-                found.count(stored=await self._change(add, delayed=is_delayed))
+            for add, written in found:
+                found.count(stored=await self._change(add, written=written))
         return found.added
 
     async def flush(self) -> int:
@@ -440,18 +441,27 @@ class AsyncPersistentQueue:
         if asyncio.get_running_loop() is not self._loop:
             raise QueueUnavailable(f"queue {self._name} belongs to another event loop")
 
-    async def _change(self, operation: Callable[[Queue], T], *, delayed: bool = False) -> T:
-        """Apply an operation; `delayed` is whether it adds a delayed item."""
-        result, syncing = self._apply(self._queue(), operation, delayed=delayed)
+    async def _change(
+        self,
+        operation: Callable[[Queue], T],
+        *,
+        written: Callable[[Queue], Iterable[Queue]] = alone,
+    ) -> T:
+        """Apply an operation; `written` tells on whose journals the result depends."""
+        result, syncing = self._apply(self._queue(), operation, written=written)
         if syncing is not None:
             # Other tasks may wait for the same sync, so it continues if this task is cancelled.
             await asyncio.shield(syncing)
         return result
 
     def _apply(
-        self, queue: Queue, operation: Callable[[Queue], T], *, delayed: bool = False
+        self,
+        queue: Queue,
+        operation: Callable[[Queue], T],
+        *,
+        written: Callable[[Queue], Iterable[Queue]] = alone,
     ) -> tuple[T, asyncio.Future[None] | None]:
-        """Apply `operation` and write its records; `delayed` is as for `_change`.
+        """Apply `operation` and write its records; `written` is as for `_change`.
 
         Return its result, and the sync to wait for, or None if there is none.
         """
@@ -461,13 +471,12 @@ class AsyncPersistentQueue:
             result = operation(queue)
         finally:
             failures = self._commits.commit()
-            failure = failures.get(queue)
-            if failure is None and delayed and queue.companion is not None:
-                failure = failures.get(queue.companion)
+            found = (failures.get(one) for one in written(queue)) if failures else ()
+            failure = next((one for one in found if one is not None), None)
             if unsynced := self._syncs.take_unsynced():
                 syncing = self._sync(unsynced)
             else:
-                _deliver(self._take_served(), failure)
+                _deliver(self._take_served(), failures.get(queue))
             if failures:
                 # Upkeep gives back what nobody holds any more; `_schedule_check` would try at once.
                 self._schedule_upkeep(queue)

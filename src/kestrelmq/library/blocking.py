@@ -33,6 +33,7 @@ from kestrelmq.library.items import (
     Held,
     Item,
     adding,
+    alone,
     check_held,
     confirming,
     exported,
@@ -89,13 +90,17 @@ class BlockingQueue(ABC):
         return self._queue()
 
     def _change(
-        self, operation: Callable[[Queue], T], *, delayed: bool = False, reads: bool = False
+        self,
+        operation: Callable[[Queue], T],
+        *,
+        written: Callable[[Queue], Iterable[Queue]] = alone,
+        reads: bool = False,
     ) -> T:
         """Apply an operation.
 
         Args:
             operation: what is done to the queue.
-            delayed: whether it adds a delayed item.
+            written: tells on whose journals the result depends.
             reads: whether it reads an item, which nobody would get if a failed sync were an error.
         """
 
@@ -104,8 +109,8 @@ class BlockingQueue(ABC):
             return queue, self._applied(queue, operation)
 
         (queue, result), failures = self._access.change(apply)
-        for written in (queue, queue.companion if delayed else None):
-            failure = None if written is None else failures.get(written)
+        for one in written(queue):
+            failure = failures.get(one)
             if failure is not None and not (reads and isinstance(failure, NotSynced)):
                 raise failure
         return result
@@ -152,8 +157,8 @@ class BlockingQueue(ABC):
                 is above that of the producer's last item, and True is returned in any case.
             sequence: that number.
         """
-        add, is_delayed = adding(data, expiry, delay, producer, sequence, self._clock.now())
-        return self._change(add, delayed=is_delayed)
+        add, written = adding(data, expiry, delay, producer, sequence, self._clock.now())
+        return self._change(add, written=written)
 
     def peek(self) -> Item | None:
         """Return the item at the head without removing it; None if the queue is empty."""
@@ -438,8 +443,8 @@ class BlockingQueue(ABC):
             ImportStopped: a line is wrong, or an item was refused; those before it are added.
         """
         with importing(self._name, lines, self._clock.now) as found:
-            for add, is_delayed in found:
-                found.count(stored=self._change(add, delayed=is_delayed))
+            for add, written in found:
+                found.count(stored=self._change(add, written=written))
         return found.added
 
     def flush(self) -> int:

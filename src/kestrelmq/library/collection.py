@@ -15,7 +15,6 @@ from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
-from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Step, source_of_dead_letters
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
@@ -184,8 +183,7 @@ class QueueCollection:
 
         def add() -> tuple[bool, list[Queue]]:
             accepted = self._collection().add(name, item, expires, due=due, mark=mark)
-            delayed = concerns_companion(due, mark)
-            destinations = self._queues.destinations(name, delayed=delayed)
+            destinations = self._queues.destinations(name, due=due, mark=mark)
             if due or any(queue.upkeep_waits for queue in destinations):
                 self._tickers.start_upkeep()
             return accepted, destinations

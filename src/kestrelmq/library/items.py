@@ -11,7 +11,6 @@ from itertools import count as counting
 from typing import Final
 
 from kestrelmq.engine.browsing import Look
-from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import (
     READ_BYTES,
@@ -279,8 +278,8 @@ def check_held(*, ended: bool) -> None:
         raise LeaseEnded("the item was given back before, or its queue deleted")
 
 
-Adding = tuple[Callable[[Queue], bool], bool]
-"""A function that adds an item, and whether the journal of delayed items may be concerned."""
+Adding = tuple[Callable[[Queue], bool], Callable[[Queue], Iterable[Queue]]]
+"""A function that adds an item, and one that tells on whose journals the answer depends."""
 
 
 class Import:
@@ -378,4 +377,12 @@ def adding(  # those of `add`
 
 def _adding_at(data: bytes, expires: int, due: int, mark: PutMark | None) -> Adding:
     """Return how to add an item that expires, and is due, at these times (ms; 0: never, now)."""
-    return lambda queue: queue.put(data, expires, due, mark), concerns_companion(due, mark)
+    return (
+        lambda queue: queue.put(data, expires, due, mark),
+        lambda queue: queue.written_by(due, mark),
+    )
+
+
+def alone(queue: Queue) -> tuple[Queue, ...]:
+    """Return the queue alone: on its journal most results depend."""
+    return (queue,)

@@ -21,7 +21,7 @@ from kestrelmq.journal.pack import pack
 from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
-from kestrelmq.marks import PutMark
+from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.testing.clock import FakeClock
 from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.testing.queues import LocalQueues, queue_settings
@@ -523,7 +523,7 @@ def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
     spool.open()
     assert spool.delay(b"x", 1, "all")
     companions = {companion(spool, name) for name in ("one", "two")}
-    assert companions < set(spool.collection.destinations("all", delayed=True))
+    assert companions == set(spool.collection.destinations("all", due=1))
     assert companions.isdisjoint(spool.collection.destinations("all"))
     spool.advance(1)
     assert (spool.items("one"), spool.items("two")) == ([b"x"], [b"x"])
@@ -531,12 +531,15 @@ def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
 
 
 def test_what_the_answer_to_a_delayed_add_depends_on(tmp_path: Path) -> None:
-    """On the journal of the delayed items, too, from the first of them on."""
+    """On the journal of the delayed items, from the first of them on; for a producer on both."""
     spool = Spool(tmp_path)
     queue, collection = spool.queue(), spool.collection
-    assert collection.destinations("jobs", delayed=True) == [queue]
+    mark = put_mark("p", 1)
+    assert collection.destinations("jobs", due=1) == [queue]
     spool.delay(b"a", 1)
-    assert collection.destinations("jobs", delayed=True) == [queue, companion(spool)]
+    assert collection.destinations("jobs", due=1) == [companion(spool)]
+    assert collection.destinations("jobs", due=1, mark=mark) == [queue, companion(spool)]
+    assert collection.destinations("jobs", mark=mark) == [queue, companion(spool)]
     assert collection.destinations("jobs") == [queue]
     spool.close()
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.delayed import concerns_companion
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
@@ -258,10 +257,11 @@ class PendingPut(PendingRequest):
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
         connection, is_first = self._connection, not self._written
-        is_delayed = concerns_companion(self._times.due, self._mark)
         try:
             has_more = self._add_slice()
-            destinations = self._context.collection.destinations(self._name, delayed=is_delayed)
+            destinations = self._context.collection.destinations(
+                self._name, due=self._times.due, mark=self._mark
+            )
             for place in range(self._written, self._next + 1):
                 if place in self._large:  # the alias may have others by now
                     destinations += self._large[place].targets

@@ -206,7 +206,7 @@ class MemcacheSession(Session):
             self._refuse_set(request, error)
             return after
         if not request.noreply:
-            targets = queue.targets if mark is None else queue.targets_with_companions()
+            targets = queue.targets if mark is None else queue.all_written_by(0, mark)
             self._replies.add(STORED if stored else NOT_STORED, targets)
         return after
 
