@@ -165,7 +165,7 @@ def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
     The complete records of a damaged file are written to a new file of the same name. The old
     content is kept as NAME~~damaged-TIMESTAMP. Every range of bytes that is lost is printed.
     """
-    with _locked_path(path), _Failures() as failures:
+    with _lock_of(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("repairing", sum(one.size for one in chosen)) as bar:
             for one in chosen:
@@ -191,7 +191,7 @@ def pack(
     kestrelmq journal pack /var/spool/kestrel
     kestrelmq journal pack --dialect kestrel-2 --queue work /var/spool/kestrel
     """  # noqa: D301 # \b is for the help
-    with _locked_path(path), _Failures() as failures:
+    with _lock_of(path), _Failures() as failures:
         chosen = whole_queues(_chosen([path], queue, warn=False))
         with _progress("packing", sum(one.size for one in chosen)) as bar:
             for one in chosen:
@@ -267,7 +267,7 @@ def import_(
     Each queue gets either all of its items or none.
     """
     make_queue_path(path)
-    with _locked_path(path):
+    with _lock_of(path):
         clock = SystemClock()
         counts = import_rows(DiskDirectory(path), _read(file, clock.now()), clock, append=append)
         for name, number in sorted(counts.items()):
@@ -306,17 +306,11 @@ def _chosen(
     return chosen
 
 
-@contextmanager
-def _locked_path(path: Path) -> Iterator[None]:
-    """Lock the queue path, so that no server can use it. Raises QueuePathLocked."""
+def _lock_of(path: Path) -> QueuePathLock:
+    """Return the lock that keeps servers from a queue path. Raises JournalError: it is none."""
     if not path.is_dir():
         raise JournalError(f"{path} is not a queue path")
-    lock = QueuePathLock(path)
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return QueuePathLock(path)
 
 
 class _Failures:

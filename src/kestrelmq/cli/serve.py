@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing import current_process
 from pathlib import Path
 from threading import Thread
@@ -171,17 +172,14 @@ def _supervise(config: ServerConfig, count: int, flags: Sequence[str]) -> None:
         return words
 
     path = config.queue_path
-    try:
-        make_queue_path(path)
-        lock = QueuePathLock(path)
-        lock.acquire()
-    except OSError as error:
-        raise KestrelError(f"{path}: {error.strerror or error}") from error
-    try:
+    with ExitStack() as held:
+        try:
+            make_queue_path(path)
+            held.enter_context(QueuePathLock(path))
+        except OSError as error:
+            raise KestrelError(f"{path}: {error.strerror or error}") from error
         check_layout(path, count)
         Supervisor(processes, command, _announce, lambda: set_up_logging(config)).run()
-    finally:
-        lock.release()
 
 
 def _follow_supervisor(name: str) -> None:

@@ -412,7 +412,7 @@ def forget(buffer: Buffer, start: int, end: int) -> int:
 class FileLock:
     """A lock on a file, held until it is released or this process ends, however that happens.
 
-    The file stays, and names the last process that took the lock.
+    The file stays, and names the last process that took the lock. A `with` block holds the lock.
     """
 
     __slots__ = ("_descriptor", "_note", "_path", "_problem", "_process", "_shared")
@@ -434,6 +434,15 @@ class FileLock:
         self._note = note
         self._descriptor: int | None = None
         self._process = 0
+
+    def __enter__(self) -> Self:
+        """Do what `acquire` does."""
+        self.acquire()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Release the lock."""
+        self.release()
 
     def acquire(self) -> None:
         """Take the lock.

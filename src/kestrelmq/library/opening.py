@@ -88,8 +88,7 @@ def _lock(path: Path, name: str) -> ExitStack:
             QueuePathLock(path, shared=True),
             FileLock(path / f"{name}~~lock", f"queue {name} in {path} is in use already"),
         ):
-            lock.acquire()
-            held.callback(lock.release)
+            held.enter_context(lock)
         return held.pop_all()
 
 

@@ -96,9 +96,7 @@ def pack(
     with ExitStack() as locks:
         spools = sorted({Path(file.spool) for file in list_files(path, delayed=True)})
         for spool in spools:
-            lock = QueuePathLock(spool)
-            lock.acquire()
-            locks.callback(lock.release)
+            locks.enter_context(QueuePathLock(spool))
         _check_whole(path, map(str, spools))
         work: dict[Path, Path] = {}
         for spool in spools:
