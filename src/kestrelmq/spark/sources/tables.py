@@ -1,6 +1,6 @@
 """Common code of the data sources: a fixed table, of which a reader may request some columns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -14,6 +14,27 @@ from kestrelmq.spark.plan.trees import JournalPath
 
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
 """How to make each column; only the requested columns are made."""
+
+
+def fields_by_name(
+    purpose: str, schema: StructType, allowed: Collection[str]
+) -> dict[str, StructField]:
+    """Return the columns of `schema` by their names in lower case; `purpose` is for the errors.
+
+    Raises:
+        ConfigError: a column is not among those `allowed`, or occurs twice.
+    """
+    fields: dict[str, StructField] = {}
+    for field in schema:
+        name = field.name.lower()
+        if name not in allowed:
+            raise ConfigError(
+                f"{purpose}: column {field.name!r} is unknown: allowed are {', '.join(allowed)}"
+            )
+        if name in fields:
+            raise ConfigError(f"{purpose}: column {field.name!r} occurs twice")
+        fields[name] = field
+    return fields
 
 
 class TableSource(DataSource):
@@ -50,16 +71,7 @@ class TableSource(DataSource):
         source = f"schema of {self.format_name}"
         if not asked.fields:
             raise ConfigError(f"{source}: it has no column: allowed are {', '.join(types)}")
-        seen: set[str] = set()
-        for field in asked:
-            name = field.name.lower()
-            if name in seen:
-                raise ConfigError(f"{source}: column {field.name!r} occurs twice")
-            seen.add(name)
-            if name not in types:
-                raise ConfigError(
-                    f"{source}: column {field.name!r} is unknown: allowed are {', '.join(types)}"
-                )
+        for name, field in fields_by_name(source, asked, types).items():
             if field.dataType != types[name]:
                 raise ConfigError(
                     f"{source}: column {field.name!r} cannot be {field.dataType.simpleString()}: "

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.sources.tables import fields_by_name
 
 _WHOLE: Final = (LongType, IntegerType, ShortType, ByteType)
 _TEXT: Final = (StringType, VarcharType, CharType)
@@ -114,16 +115,8 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
         ConfigError: a column is unknown, occurs twice, or has a type that cannot be cast; or there
             is no column `data`.
     """
-    seen: set[str] = set()
-    for field in schema:
-        name = field.name.lower()
-        if name not in allowed:
-            raise ConfigError(
-                f"{purpose}: column {field.name!r} is unknown: allowed are {', '.join(allowed)}"
-            )
-        if name in seen:
-            raise ConfigError(f"{purpose}: column {field.name!r} occurs twice")
-        seen.add(name)
+    fields = fields_by_name(purpose, schema, allowed)
+    for name, field in fields.items():
         # Spark has the type void for a column that is null in every row.
         if not isinstance(field.dataType, (*COLUMN_RULES[name].types, NullType)):
             names = ", ".join(kind.typeName() for kind in COLUMN_RULES[name].types)
@@ -131,7 +124,7 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
                 f"{purpose}: column {field.name!r} cannot be "
                 f"{field.dataType.simpleString()}: allowed are {names}"
             )
-    if "data" not in seen:
+    if "data" not in fields:
         raise ConfigError(f"{purpose}: column 'data' is missing")
 
 
