@@ -1,4 +1,4 @@
-"""Requests that look at queues, move their items or set them up, for every protocol.
+"""Requests that look at queues, move or drop their items or set them up, for every protocol.
 
 Each request checks itself: making one that asks for what no server does raises ValueError, whose
 message is for the client. Names of queues are checked elsewhere. `PARSERS` reads the requests from
@@ -119,6 +119,41 @@ class Declare:
 
 
 @dataclass(frozen=True, slots=True)
+class Flush:
+    """Drop the items that wait in a queue.
+
+    Attributes:
+        queue: its name.
+        noreply: whether the client expects no reply, as only one of memcache can say.
+    """
+
+    queue: str
+    noreply: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAll:
+    """Drop the items that wait in every queue."""
+
+    noreply: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlushExpired:
+    """Drop the expired items of a queue; None is every queue."""
+
+    queue: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a queue with its items."""
+
+    queue: str
+    noreply: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ListClients:
     """List the clients that are connected, but for the first `offset` of them."""
 
@@ -137,7 +172,7 @@ class KillClient:
     id: int
 
 
-Manage = Browse | Move | Pause | Declare
+Manage = Browse | Move | Pause | Declare | Flush | FlushAll | FlushExpired | Delete
 """Requests about queues, which are answered later."""
 ManagingRequest = Manage | ListClients | KillClient
 

@@ -7,7 +7,7 @@ Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
 To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
 it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
-`managing` and `reserving` have those that the text protocol reads from the same words.
+`managing` and `reserving` have those that other protocols have, too.
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
@@ -21,7 +21,7 @@ from kestrelmq.marks import PutMark
 from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
-from kestrelmq.protocol.managing import ManagingRequest
+from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired, ManagingRequest
 from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.words import NameParser, count, number, printable
@@ -150,36 +150,6 @@ class TouchRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
-    """Drop a queue."""
-
-    queue: str
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Drop the items that wait in a queue."""
-
-    queue: str
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAll:
-    """Drop the items that wait in every queue."""
-
-    noreply: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FlushExpired:
-    """Drop the expired items of a queue; None is every queue."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Stats:
     """Return the statistics of the server, or of one queue."""
 
@@ -227,10 +197,6 @@ Request = (
     | ManagingRequest
     | Reserve
     | EndsReads
-    | Delete
-    | Flush
-    | FlushAll
-    | FlushExpired
     | Stats
     | Dump
     | StatusCommand

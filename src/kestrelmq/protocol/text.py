@@ -46,16 +46,12 @@ from kestrelmq.marks import check_mark
 from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
-from kestrelmq.protocol.managing import ManagingRequest
+from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired, ManagingRequest
 from kestrelmq.protocol.put_options import parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
-    Delete,
-    Flush,
-    FlushAll,
-    FlushExpired,
     Get,
     GetStatus,
     Monitor,

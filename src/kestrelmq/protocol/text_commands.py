@@ -1,4 +1,4 @@
-"""The commands of the text protocol, as plain values; `managing` and `reserving` have more."""
+"""The commands of only the text protocol, as plain values; `managing` and `reserving` have more."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -57,32 +57,6 @@ class Confirm:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
-    """Empty the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAll:
-    """Empty every queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlushExpired:
-    """Drop the expired items of the queue; None is every queue."""
-
-    queue: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reload:
     """Read the configuration again."""
 
@@ -120,10 +94,6 @@ Command: TypeAlias = (
     | Peek
     | Monitor
     | Confirm
-    | Flush
-    | FlushAll
-    | FlushExpired
-    | Delete
     | Reload
     | GetStatus
     | SetStatus

@@ -89,25 +89,6 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushQueue:
-    """Empty the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAllQueues:
-    """Empty every queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteQueue:
-    """Delete the queue."""
-
-    queue: str
-
-
-@dataclass(frozen=True, slots=True)
 class CurrentStatus:
     """Return the server's status."""
 
@@ -141,9 +122,6 @@ Request: TypeAlias = (
     | Confirm
     | Abort
     | Peek
-    | FlushQueue
-    | FlushAllQueues
-    | DeleteQueue
     | CurrentStatus
     | SetStatus
     | GetVersion

@@ -9,18 +9,25 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import binary_refusal
-from kestrelmq.protocol.managing import Browse, Declare, KillClient, ListClients, Move, Pause
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    KillClient,
+    ListClients,
+    Move,
+    Pause,
+)
 from kestrelmq.protocol.memcache import (
     MAX_ITEM_BYTES,
     MAX_LINE,
     BareCommand,
     Confirm,
-    Delete,
     Dialect,
     Dump,
-    Flush,
-    FlushAll,
-    FlushExpired,
     Get,
     Key,
     Monitor,

@@ -8,15 +8,12 @@ from hypothesis import strategies as st
 
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired
 from kestrelmq.protocol.put_options import PutOptions
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
-    Delete,
-    Flush,
-    FlushAll,
-    FlushExpired,
     Get,
     GetStatus,
     Monitor,

@@ -21,7 +21,17 @@ from thriftpy2.thrift import TApplicationException, TClient, TMessageType
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.managing import Browse, Declare, KillClient, ListClients, Move, Pause
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    Delete,
+    Flush,
+    FlushAll,
+    KillClient,
+    ListClients,
+    Move,
+    Pause,
+)
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
 from kestrelmq.protocol.thrift_messages import (
@@ -33,10 +43,7 @@ from kestrelmq.protocol.thrift_messages import (
     ClientList,
     Confirm,
     CurrentStatus,
-    DeleteQueue,
     Dialect,
-    FlushAllQueues,
-    FlushQueue,
     Get,
     GetVersion,
     Item,
@@ -205,9 +212,9 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("kill_client", {"id": 2**40}, KillClient(2**40), None),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(b"\xff", 1, 2**40, 3, 4, 5, 6)),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(None, 0, 0, 0, 0, 0, 0)),
-    ("flush_queue", {"queue_name": "q"}, FlushQueue("q"), None),
-    ("flush_all_queues", {}, FlushAllQueues(), None),
-    ("delete_queue", {"queue_name": "q"}, DeleteQueue("q"), None),
+    ("flush_queue", {"queue_name": "q"}, Flush("q"), None),
+    ("flush_all_queues", {}, FlushAll(), None),
+    ("delete_queue", {"queue_name": "q"}, Delete("q"), None),
     ("current_status", {}, CurrentStatus(), ThriftStatus.READ_ONLY),
     ("set_status", {"status": 1}, SetStatus(ThriftStatus.QUIESCENT), None),
     ("get_version", {}, GetVersion(), "1.2.3"),

@@ -1,4 +1,4 @@
-"""Looking at queues, moving their items and setting them up: one place for every protocol.
+"""Looking at queues, changing them and moving their items: one place for every protocol.
 
 A session parses such a request, and formats its answer. The admin API uses the functions below
 this module, because its answers have more in them.
@@ -12,15 +12,25 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.searching import Page, Search
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
-from kestrelmq.protocol.managing import Browse, Declare, Manage, Move, Pause
+from kestrelmq.protocol.managing import (
+    Browse,
+    Declare,
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    Manage,
+    Move,
+    Pause,
+)
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests import changes, moving
 from kestrelmq.server.server_actions import log_request
 
-ManageAnswer: TypeAlias = Page | Moved | None
-"""The answer to a request; None says that it is done."""
+ManageAnswer: TypeAlias = Page | Moved | int | None
+"""The answer to a request; a number of items, or None, says that it is done."""
 
 
 class QueueNotFound(KestrelError):  # noqa: N818 # says what it is
@@ -33,7 +43,7 @@ class QueueNotFound(KestrelError):  # noqa: N818 # says what it is
 def manage(
     context: ServerContext, request: Manage, by: Connection
 ) -> Coroutine[None, None, ManageAnswer]:
-    """Return what serves the request of `by`; log it if it takes items away or pauses a queue.
+    """Return what serves the request of `by`; what takes items away or pauses a queue is logged.
 
     Raises:
         Forbidden: the server does not allow it at present. What is returned raises it, too, and
@@ -50,9 +60,18 @@ def manage(
             action = "resume" if resume else "pause"
             log_request(f"{action} {request.operations}", by.protocol, by.peer, request.queue)
             return _pause(context, request)
-        case Declare():
-            context.check_writable()
-            return _declare(context, request)
+    context.check_writable()
+    match request:
+        case Declare(name):
+            return changes.declare(context, name, request.settings)
+        case Flush(name):
+            return changes.flush(context, name, by)
+        case FlushAll():
+            return changes.flush_all(context, by)
+        case FlushExpired(expired):
+            return changes.flush_expired(context, expired)
+        case Delete(name):
+            return changes.delete(context, name, by)
 
 
 async def _browse(context: ServerContext, request: Browse) -> Page:
@@ -83,7 +102,3 @@ async def _pause(context: ServerContext, request: Pause) -> None:
         raise InvalidQueueName(problem)
     if not await changes.pause(context, name, operations, resume=request.resume):
         raise QueueNotFound(name)
-
-
-async def _declare(context: ServerContext, request: Declare) -> None:
-    await changes.declare(context, request.queue, request.settings)

@@ -11,13 +11,14 @@ from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
-    Browse,
-    Declare,
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
     KillClient,
     ListClients,
     Manage,
     Move,
-    Pause,
 )
 from kestrelmq.protocol.memcache import (
     DELETED,
@@ -28,11 +29,7 @@ from kestrelmq.protocol.memcache import (
     OK,
     RELOADED,
     BareCommand,
-    Delete,
     Dump,
-    Flush,
-    FlushAll,
-    FlushExpired,
     Request,
     Stats,
     StatusCommand,
@@ -52,7 +49,6 @@ from kestrelmq.version import VERSION
 
 _SHOWN: Final = {stat.name for stat in SERVER_STATS if stat.shown == "everywhere"}
 Result = TypeVar("Result")
-Change = Delete | Flush | FlushAll | FlushExpired
 
 
 def serve_admin(context: ServerContext, connection: Connection, request: Request) -> bytes:
@@ -65,8 +61,13 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
         action = _server_action(request)
         if action is not None:
             context.actions.check(action, "memcache", connection.peer)
-        if isinstance(request, Change):
-            _start_change(context, connection, request)
+        if isinstance(request, Manage):
+            _answer_later(
+                connection,
+                manage(context, request, connection),
+                lambda answer: _managed(context, request, answer),
+                noreply=isinstance(request, Delete | Flush | FlushAll) and request.noreply,
+            )
             return b""
         return _serve_server(context, connection, request)
     except RemoteAdminRefused as error:
@@ -91,10 +92,6 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case BareCommand("reload"):
             _answer_later(connection, changes.reload(context), lambda _: (RELOADED,))
             return b""
-        case Browse() | Move() | Declare() | Pause():
-            managing = manage(context, request, connection)
-            _answer_later(connection, managing, lambda answer: _managed(request, answer))
-            return b""
         case StatusCommand(new):
             return _status(context, new)
         case KillClient(number):
@@ -108,7 +105,7 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             raise AssertionError(f"{request} is served elsewhere")
 
 
-def _managed(request: Manage, answer: ManageAnswer) -> Sequence[Part]:
+def _managed(context: ServerContext, request: Manage, answer: ManageAnswer) -> Sequence[Part]:
     """Return the reply to a request about queues."""
     match answer:
         case Page():
@@ -116,8 +113,15 @@ def _managed(request: Manage, answer: ManageAnswer) -> Sequence[Part]:
         case Moved(count, stopped):
             word = b"COPIED" if isinstance(request, Move) and request.copies else b"MOVED"
             return (word + b" " + memcache.line(f"{count} {stopped or ''}"),)
-        case None:
-            return (END,)
+    match request:
+        case Delete():
+            return (DELETED,)
+        case FlushAll():
+            is_memcached = context.config.memcache_dialect == "memcached"
+            return (OK if is_memcached else FLUSHED_ALL,)
+        case FlushExpired():
+            return (memcache.line(str(answer)),)
+    return (END,)
 
 
 def _page(page: Page) -> Sequence[Part]:
@@ -130,29 +134,6 @@ def _page(page: Page) -> Sequence[Part]:
         parts.append(b"NEXT %d\r\n" % page.next_offset)
     parts.append(END)
     return parts
-
-
-def _start_change(context: ServerContext, connection: Connection, request: Change) -> None:
-    context.check_writable()
-    match request:
-        case Delete(name, noreply):
-            deletion = changes.delete(context, name, connection)
-            _answer_later(connection, deletion, lambda _: (DELETED,), noreply=noreply)
-        case Flush(name, noreply):
-            flush = changes.flush(context, name, connection)
-            _answer_later(connection, flush, lambda _: (END,), noreply=noreply)
-        case FlushAll(noreply):
-            done = OK if context.config.memcache_dialect == "memcached" else FLUSHED_ALL
-            flush_all = changes.flush_all(context, connection)
-            _answer_later(connection, flush_all, lambda _: (done,), noreply=noreply)
-        case FlushExpired(None):
-            _answer_later(connection, changes.flush_expired(context), _count)
-        case FlushExpired(str(name)):
-            _answer_later(connection, changes.flush_expired(context, name), _count)
-
-
-def _count(count: int) -> Sequence[Part]:
-    return (memcache.line(str(count)),)
 
 
 def _answer_later(

@@ -23,13 +23,9 @@ from kestrelmq.journal.records import (
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
-    Browse,
-    Declare,
     KillClient,
     ListClients,
     ManagingRequest,
-    Move,
-    Pause,
 )
 from kestrelmq.protocol.reserving import (
     EndsReads,
@@ -45,10 +41,6 @@ from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
-    Delete,
-    Flush,
-    FlushAll,
-    FlushExpired,
     Get,
     GetStatus,
     Monitor,
@@ -175,12 +167,10 @@ class TextSession(Session):
             case Confirm(queue, count):
                 answer = partial(self._answer_confirm, count)
                 PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
-            case Flush() | FlushAll() | FlushExpired() | Delete():
-                self._start_change(command)
-            case Browse() | Move() | Pause() | Declare() | ListClients() | KillClient():
-                self._manage(command)
             case SetStatus() | GetStatus() | Reload() | Shutdown() | Version():
                 self._serve_server(command)
+            case _:
+                self._manage(command)
 
     def _serve_server(self, command: SetStatus | GetStatus | Reload | Shutdown | Version) -> None:
         connection, context = self._connection, self._context
@@ -252,21 +242,6 @@ class TextSession(Session):
             case _:
                 self._answer_later(manage(context, command, connection), _managed)
 
-    def _start_change(self, command: Flush | FlushAll | FlushExpired | Delete) -> None:
-        context = self._context
-        context.check_writable()
-        match command:
-            case Flush(name):
-                self._answer_later(changes.flush(context, name, self._connection))
-            case FlushAll():
-                self._answer_later(changes.flush_all(context, self._connection))
-            case Delete(name):
-                self._answer_later(changes.delete(context, name, self._connection))
-            case FlushExpired(None):
-                self._answer_later(changes.flush_expired(context))
-            case FlushExpired(str(name)):
-                self._answer_later(changes.flush_expired(context, name))
-
     def _answer_later(
         self,
         change: Coroutine[None, None, Result],
@@ -296,7 +271,7 @@ def _managed(answer: ManageAnswer) -> Sequence[Part]:
             return parts
         case Moved(count, stopped):
             return (text.moved_reply(count, stopped),)
-        case None:
+        case _:
             return (_DONE,)
 
 

@@ -5,7 +5,7 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import Final
@@ -18,15 +18,12 @@ from kestrelmq.engine.searching import Page
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
 from kestrelmq.names import queue_name_error
-from kestrelmq.protocol import managing, thrift
+from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
-    Browse,
-    Declare,
     KillClient,
     ListClients,
     ManagingRequest,
-    Move,
 )
 from kestrelmq.protocol.reserving import (
     EndsReads,
@@ -48,9 +45,6 @@ from kestrelmq.protocol.thrift_messages import (
     ClientList,
     Confirm,
     CurrentStatus,
-    DeleteQueue,
-    FlushAllQueues,
-    FlushQueue,
     Get,
     GetVersion,
     MessageHeader,
@@ -273,14 +267,10 @@ class ThriftSession(Session):
                     self.answer(header, *self._end_reads(request))
                 case Peek(name):
                     self._peek(header, name)
-                case (
-                    Browse() | Move() | managing.Pause() | Declare() | ListClients() | KillClient()
-                ):
-                    self._manage(header, request)
-                case FlushQueue() | FlushAllQueues() | DeleteQueue():
-                    self._start_change(header, request)
                 case CurrentStatus() | SetStatus() | GetVersion():
                     self.answer(header, self._serve_server(request))
+                case _:
+                    self._manage(header, request)
         except KestrelError as error:
             self.refuse(header, _internal_error(error))
 
@@ -401,26 +391,6 @@ class ThriftSession(Session):
                     lambda error: self.refuse(header, _internal_error(error)),
                 )
 
-    def _start_change(
-        self, header: MessageHeader, request: FlushQueue | FlushAllQueues | DeleteQueue
-    ) -> None:
-        context = self._context
-        context.check_writable()
-        change: Coroutine[None, None, object]
-        match request:
-            case FlushQueue(name):
-                change = changes.flush(context, name, self._connection)
-            case FlushAllQueues():
-                change = changes.flush_all(context, self._connection)
-            case DeleteQueue(name):
-                change = changes.delete(context, name, self._connection)
-        changes.answer_later(
-            self._connection,
-            change,
-            lambda _: self.answer(header, None),
-            lambda error: self.refuse(header, _internal_error(error)),
-        )
-
     def _serve_server(self, request: CurrentStatus | SetStatus | GetVersion) -> Answer:
         match request:
             case CurrentStatus():
@@ -446,7 +416,7 @@ def _managed(answer: ManageAnswer) -> Answer:
             return BrowsedItems(tuple(browsed), total, next_offset)
         case Moved(count, stopped):
             return MovedItems(count, stopped)
-        case None:
+        case _:
             return None
 
 
