@@ -10,13 +10,11 @@ import ctypes
 import os
 import selectors
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from kestrelmq.engine.durability import Committable
-from kestrelmq.errors import JournalError
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 
 _MOVED_FROM: Final = 0x40
@@ -95,26 +93,3 @@ class PathWatcher(TurnConnection):
     def on_input(self) -> None:
         """Report that there are events."""
         self._changed()
-
-    def on_events(self, mask: int) -> None:  # noqa: ARG002 # all events are reported alike
-        """Report that there are events."""
-        self._changed()
-
-    def resume(self) -> None:
-        """Nothing to do: there is no buffered input."""
-
-    def reply(
-        self,
-        failures: Mapping[Committable, JournalError],
-        unsynced: Collection[Committable],
-        sync: int,
-    ) -> None:
-        """Nothing to send."""
-
-    def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Nothing to send."""
-
-    @property
-    def is_held(self) -> bool:
-        """False: there are no replies."""
-        return False

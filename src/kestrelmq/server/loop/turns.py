@@ -55,7 +55,9 @@ log = logging.getLogger(__name__)
 
 
 class TurnConnection:
-    """What a turn needs of a client's connection.
+    """What a turn needs of a client's connection, or of another descriptor that it serves.
+
+    One that never has replies needs `on_input` only; one that is only resumed, `resume`.
 
     Attributes:
         last_served: the number of the event for which it was last served.
@@ -67,9 +69,9 @@ class TurnConnection:
         """Receive input and apply the requests in it."""
         raise NotImplementedError
 
-    def on_events(self, mask: int) -> None:
+    def on_events(self, mask: int) -> None:  # noqa: ARG002 # a client's connection uses it
         """Handle an event other than just input; `mask` is the system's event mask."""
-        raise NotImplementedError
+        self.on_input()
 
     def resume(self) -> None:
         """Continue with input that was received before."""
@@ -161,10 +163,6 @@ class SyncThread(TurnConnection):
         while self._ended:
             done, failure = self._ended.popleft()
             done(failure)
-
-    def on_events(self, mask: int) -> None:  # noqa: ARG002 # all events are reported alike
-        """Report the jobs that have ended."""
-        self.on_input()
 
     def close(self) -> None:
         """Finish the jobs; what they report is lost, and so are later jobs."""
