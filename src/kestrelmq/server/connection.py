@@ -129,6 +129,10 @@ class PendingRequest:
         """End, and give back what was taken for the client, which is gone."""
         raise NotImplementedError
 
+    def lose_answer(self, reply: bytes) -> bool:  # noqa: ARG002 # few are pending once answered
+        """Take note that an error is sent instead of `reply`; return whether that is its answer."""
+        return False
+
 
 # The reasons for a pause, in which no request is applied.
 _WAITING: Final = 1
@@ -470,6 +474,10 @@ class Connection(TurnConnection):
             self._transmit(data)
         if self.closing and not self._unsent and not self.replies.is_held:
             self.close()
+
+    def lose_answer(self, reply: bytes) -> bool:
+        """Tell the pending request that an error is sent instead of `reply`, if that answers it."""
+        return self.pending is not None and self.pending.lose_answer(reply)
 
     @property
     def is_held(self) -> bool:

@@ -84,9 +84,6 @@ class PendingReserve(PendingRequest):
     It is answered as soon as there is one item, with all that are there then, up to a number. While
     it waits, it is in the line of each queue. A connection is paused meanwhile, and input after the
     request ends the wait; and it is paused after the answer until its socket has taken that.
-
-    Attributes:
-        is_lost: whether an error was sent instead of the answer.
     """
 
     __slots__ = (
@@ -96,13 +93,13 @@ class PendingReserve(PendingRequest):
         "_failure",
         "_handler",
         "_is_answered",
+        "_is_lost",
         "_names",
         "_requester",
         "_taken",
         "_terms",
         "_timer",
         "_waiting",
-        "is_lost",
     )
 
     def __init__(
@@ -138,7 +135,8 @@ class PendingReserve(PendingRequest):
         # With the number of the event that began the lease.
         self._taken: list[tuple[Queue, Reservation, int]] = []
         self._failure: str | None = None
-        self._is_answered = self.is_lost = False
+        self._is_answered = False
+        self._is_lost = False  # an error was sent instead of the answer
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -166,7 +164,7 @@ class PendingReserve(PendingRequest):
         if not self._is_answered:
             self.begin()
             return
-        if self.is_lost:
+        if self._is_lost:
             self._release()
         self._taken = []
         self._requester.request_done()
@@ -174,7 +172,7 @@ class PendingReserve(PendingRequest):
     def cancel(self) -> None:
         """Stop waiting, and release what was not sent to the client, which is gone."""
         self._stop_waiting()
-        if self.is_lost or self._requester.has_unsent:
+        if self._is_lost or self._requester.has_unsent:
             self._release()
 
     def input_arrived(self) -> None:
@@ -185,14 +183,16 @@ class PendingReserve(PendingRequest):
         """End the wait: no command follows, and nothing is reserved for a client that is gone."""
         self._end_wait()
 
-    def is_answer(self, reply: bytes) -> bool:
-        """Whether `reply` has what was taken here.
+    def lose_answer(self, reply: bytes) -> bool:
+        """Take note that an error is sent instead of `reply`, if that has what was taken here.
 
         If it does not, it answers a `reserve` before this one, with what the tag of that one has:
         then a connection is not paused.
         """
         nonces = [nonce_text(reservation.nonce).encode() for _, reservation, _ in self._taken]
-        return any(nonce in reply for nonce in nonces)
+        is_answer = any(nonce in reply for nonce in nonces)
+        self._is_lost |= is_answer
+        return is_answer
 
     # --- reserving ---
 

@@ -50,7 +50,7 @@ from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingConfirm
-from kestrelmq.server.requests.reserving import ConnectionOwners, PendingReserve
+from kestrelmq.server.requests.reserving import ConnectionOwners
 from kestrelmq.server.sessions.large_item import (
     LARGE_ITEM,
     ArrivingItem,
@@ -365,10 +365,8 @@ class MemcacheSession(Session):
         If items were opened that the client does not get now, the connection ends, and gives them
         back. Otherwise its next /close or CONFIRM would confirm what it has never seen.
         """
-        pending = self._connection.pending
-        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
-            pending.is_lost = True
-        elif reply.startswith(VALUE) and self._reads.has_of(queues):
+        is_reserve = self._connection.lose_answer(reply)
+        if not is_reserve and reply.startswith(VALUE) and self._reads.has_of(queues):
             self._connection.closing = True
         return memcache.server_error(str(failure))
 

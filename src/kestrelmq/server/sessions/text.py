@@ -68,7 +68,6 @@ from kestrelmq.server.requests.reads import (
 )
 from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
-    PendingReserve,
     Reserved,
     ReserveHandler,
     begin_reserve,
@@ -127,10 +126,8 @@ class TextSession(Session):
         If items were opened that the client does not get now, the connection ends, as that of a
         memcache client does.
         """
-        pending = self._connection.pending
-        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
-            pending.is_lost = True
-        elif reply.startswith(b":") and self._reads.has_of(queues):
+        is_reserve = self._connection.lose_answer(reply)
+        if not is_reserve and reply.startswith(b":") and self._reads.has_of(queues):
             self._connection.closing = True
         return text.error_reply(str(failure))
 

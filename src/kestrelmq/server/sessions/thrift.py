@@ -71,7 +71,6 @@ from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import MOST_READS_COUNTED
 from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
-    PendingReserve,
     Reserved,
     ReserveHandler,
     begin_reserve,
@@ -204,12 +203,8 @@ class ThriftSession(Session):
         self, failure: JournalError, reply: bytes, _queues: Sequence[Committable]
     ) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
-        header, pending = thrift.header_of(reply), self._connection.pending
-        if isinstance(pending, PendingReserve) and pending.is_answer(reply):
-            pending.is_lost = True
-        return thrift.encode_refusal(
-            header, RefusedRequest(RefusalReason.INTERNAL_ERROR, str(failure))
-        )
+        self._connection.lose_answer(reply)
+        return thrift.encode_refusal(thrift.header_of(reply), _internal_error(failure))
 
     def answer_internal_error(self) -> None:
         """Close the connection: a request failed because of a bug."""
