@@ -58,7 +58,12 @@ from kestrelmq.server.sessions.large_item import (
     SkippedItem,
 )
 from kestrelmq.server.sessions.memcache_admin import listing, serve_admin
-from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor, error_reply
+from kestrelmq.server.sessions.memcache_reads import (
+    MemcacheGet,
+    MemcacheMonitor,
+    error_reply,
+    refuse,
+)
 from kestrelmq.server.sessions.memcache_reserving import end_reads, reserve
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
@@ -203,7 +208,7 @@ class MemcacheSession(Session):
             else:
                 stored = queue.add_once(data[body:body_end], mark, expiry)
         except _FAILURES as error:
-            self._refuse_set(request, error)
+            refuse(self._connection, error, noreply=request.noreply)
             return after
         if not request.noreply:
             targets = queue.targets if mark is None else queue.all_written_by(0, mark)
@@ -284,7 +289,7 @@ class MemcacheSession(Session):
             self._context.check_client(request.queue, write=True)
             self._context.collection.count_too_large(request.queue)
         except Forbidden as error:
-            self._refuse_set(request, error)
+            refuse(self._connection, error, noreply=request.noreply)
             return -len(data)
         except KestrelError as error:
             reply = error_reply(error)
@@ -327,7 +332,7 @@ class MemcacheSession(Session):
         try:
             stored = queue.add_record(record, expiry)
         except _FAILURES as error:
-            self._refuse_set(request, error)
+            refuse(self._connection, error, noreply=request.noreply)
             return
         self._answer_set(request, queue.targets, stored=stored)
 
@@ -414,19 +419,13 @@ class MemcacheSession(Session):
             (item,),
             ItemTimes(request.expiry and self._expiry(request.expiry, due), due),
             lambda count, queues: self._answer_set(request, queues, stored=bool(count)),
-            lambda error: self._refuse_set(request, error),
+            lambda error: refuse(self._connection, error, noreply=request.noreply),
             request.mark,
         )
 
     def _answer_set(self, request: Set, queues: Queues, *, stored: bool) -> None:
         if not request.noreply:
             self._connection.push(STORED if stored else NOT_STORED, queues)
-
-    def _refuse_set(self, request: Set, error: KestrelError) -> None:
-        if isinstance(error, Forbidden):
-            self._close_with(error_reply(error))
-        elif not request.noreply:
-            self._connection.push(error_reply(error))
 
     def _get_slowly(self, request: Get) -> None:
         self._connection.count_slow_request()
@@ -456,8 +455,8 @@ class MemcacheSession(Session):
     def _serve_admin(self, request: Request) -> None:
         try:
             reply = serve_admin(self._context, self._connection, request)
-        except Forbidden as forbidden:
-            self._close_with(memcache.server_error(str(forbidden)))
+        except Forbidden as error:
+            refuse(self._connection, error)
             return
         if reply:
             self._connection.push(reply)

@@ -37,13 +37,13 @@ from kestrelmq.protocol.memcache import (
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.replies import Part, rest_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import ManageAnswer, QueueNotFound, manage
 from kestrelmq.server.server_actions import Action, RemoteAdminRefused
-from kestrelmq.server.sessions.memcache_reads import error_reply
+from kestrelmq.server.sessions.memcache_reads import refuse
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
 
@@ -146,12 +146,13 @@ def _answer_later(
     def answer(result: Result) -> None:
         connection.push_parts(() if noreply else reply(result))
 
-    def refuse(error: KestrelError) -> None:
-        absent = isinstance(error, QueueNotFound)
-        connection.push(b"" if noreply else NOT_FOUND if absent else error_reply(error))
-        connection.closing |= isinstance(error, Forbidden)
+    def fail(error: KestrelError) -> None:
+        if isinstance(error, QueueNotFound):
+            connection.push(NOT_FOUND)
+        else:
+            refuse(connection, error, noreply=noreply)
 
-    changes.answer_later(connection, change, answer, refuse)
+    changes.answer_later(connection, change, answer, fail)
 
 
 def listing(context: ServerContext, request: Stats | Dump | ListClients) -> Pieces:

@@ -43,6 +43,17 @@ def error_reply(error: KestrelError) -> bytes:
     return memcache.server_error(str(error))
 
 
+def refuse(connection: Connection, error: KestrelError, *, noreply: bool = False) -> None:
+    """Send the error reply; close the connection if the server allows no such request at present.
+
+    With `noreply` the client expects no reply; then one is sent only before the end.
+    """
+    is_forbidden = isinstance(error, Forbidden)
+    if is_forbidden or not noreply:
+        connection.push(error_reply(error))
+    connection.closing |= is_forbidden
+
+
 class _TakenItem(NamedTuple):
     """An item in a reply that is not sent yet, of a request with several keys.
 
@@ -397,5 +408,4 @@ class MemcacheMonitor(ReadHandler):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the monitor."""
-        self._connection.push(error_reply(error))
-        self._connection.closing |= isinstance(error, Forbidden)
+        refuse(self._connection, error)

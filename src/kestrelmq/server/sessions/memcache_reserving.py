@@ -20,7 +20,7 @@ from kestrelmq.protocol.reserving import (
     Retire,
 )
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import rest_of
 from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
@@ -29,7 +29,7 @@ from kestrelmq.server.requests.reserving import (
     begin_reserve,
     end_reserved,
 )
-from kestrelmq.server.sessions.memcache_reads import error_reply
+from kestrelmq.server.sessions.memcache_reads import refuse
 
 _LINE_END: Final = b"\r\n"
 _VERBS: Final[dict[type[EndsReads], bytes]] = {
@@ -69,7 +69,7 @@ class MemcacheReserve(ReserveHandler):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
-        _refuse(self._connection, error)
+        refuse(self._connection, error)
 
 
 def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryview]:
@@ -125,10 +125,5 @@ def end_reads(
         owners,
         request,
         lambda count, queue: connection.push(memcache.counted_line(verb, count), queue),
-        lambda error: _refuse(connection, error),
+        lambda error: refuse(connection, error),
     )
-
-
-def _refuse(connection: Connection, error: KestrelError) -> None:
-    connection.push(error_reply(error))
-    connection.closing |= isinstance(error, Forbidden)
