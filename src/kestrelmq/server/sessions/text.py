@@ -5,9 +5,9 @@ with open reads of the connection: `get` confirms the one before it, and the rea
 open when the client disconnects are given back.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.moving import Moved
@@ -58,7 +58,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
 from kestrelmq.server.requests import changes
-from kestrelmq.server.requests.managing import ManageAnswer, manage
+from kestrelmq.server.requests.managing import manage
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import (
     ConnectionOpenReads,
@@ -81,8 +81,6 @@ _DONE: Final = text.count_reply(0)
 
 _SLOW: Final = (SetStatus,)
 """Commands that may take long: they are served in each turn's time for slow requests."""
-
-Result = TypeVar("Result")
 
 
 class TextSession(Session):
@@ -111,7 +109,7 @@ class TextSession(Session):
                 connection.push(text.error_reply(fault.message))
                 connection.closing |= fault.closes
             except (KestrelError, ValueError) as error:
-                connection.push(text.error_reply(str(error)))
+                _refuse(connection, error)
             connection.count_slow_request()
             if isinstance(command, _SLOW) and self._context.turns.slow_share_is_over():
                 connection.yield_turn()
@@ -202,7 +200,7 @@ class TextSession(Session):
             put.items,
             self._context.item_times(put.expiry, put.options.delay),
             lambda count, queues: connection.push(text.count_reply(count), queues),
-            lambda error: connection.push(text.error_reply(str(error))),
+            partial(_refuse, connection),
             put.options.mark,
         ).begin()
 
@@ -223,7 +221,7 @@ class TextSession(Session):
             owners,
             command,
             lambda count, queue: connection.push(text.count_reply(count), queue),
-            lambda error: connection.push(text.error_reply(str(error))),
+            partial(_refuse, connection),
         )
 
     def _manage(self, command: ManagingRequest) -> None:
@@ -237,28 +235,24 @@ class TextSession(Session):
                     raise KestrelError(f"there is no client {number}")
                 connection.push(_DONE)
             case _:
-                self._answer_later(manage(context, command, connection), _managed)
+                self._answer_later(manage(context, command, connection))
 
-    def _answer_later(
-        self,
-        change: Coroutine[None, None, Result],
-        reply: Callable[[Result], Sequence[Part]] = lambda _: (_DONE,),
-    ) -> None:
+    def _answer_later(self, change: Coroutine[None, None, object]) -> None:
         connection = self._connection
-
-        def answer(result: Result) -> None:
-            connection.push_parts(reply(result))
-
         changes.answer_later(
             connection,
             change,
-            answer,
-            lambda error: connection.push(text.error_reply(str(error))),
+            lambda answer: connection.push_parts(_later_reply(answer)),
+            partial(_refuse, connection),
         )
 
 
-def _managed(answer: ManageAnswer) -> Sequence[Part]:
-    """Return the reply to a request about queues."""
+def _refuse(connection: Connection, error: Exception) -> None:
+    connection.push(text.error_reply(str(error)))
+
+
+def _later_reply(answer: object) -> Sequence[Part]:
+    """Return the reply to a command that is answered later."""
     match answer:
         case Page(_, items, next_offset):
             parts: list[Part] = []
@@ -309,7 +303,7 @@ class _TextReserve(ReserveHandler):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
-        self._connection.push(text.error_reply(str(error)))
+        _refuse(self._connection, error)
 
 
 class TextRead(ReadHandler):
@@ -404,4 +398,4 @@ class TextRead(ReadHandler):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the read."""
-        self._connection.push(text.error_reply(str(error)))
+        _refuse(self._connection, error)

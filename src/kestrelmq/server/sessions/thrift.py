@@ -237,7 +237,7 @@ class ThriftSession(Session):
         try:
             match request:
                 case RefusedRequest():
-                    self.refuse(header, request)
+                    self._send(header, (thrift.encode_refusal(header, request),), None)
                 case Get():
                     ThriftGet(
                         self._connection,
@@ -252,7 +252,7 @@ class ThriftSession(Session):
                             queue,
                             hands_out=not request.auto_abort,
                         ),
-                        lambda error: self.refuse(header, _internal_error(error)),
+                        lambda error: self.refuse(header, error),
                     ).begin()
                 case Put():
                     self._put(header, request)
@@ -267,7 +267,7 @@ class ThriftSession(Session):
                 case _:
                     self._manage(header, request)
         except KestrelError as error:
-            self.refuse(header, _internal_error(error))
+            self.refuse(header, error)
 
     def _serve_reserved(self, header: MessageHeader, request: Reserve | EndsReads) -> None:
         connection, context, owners = self._connection, self._context, self._owners
@@ -281,16 +281,16 @@ class ThriftSession(Session):
             owners,
             request,
             lambda count, queue: self.answer(header, count, queue),
-            lambda error: self.refuse(header, _internal_error(error)),
+            lambda error: self.refuse(header, error),
         )
 
     def answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
         """Answer the request of `header`, once what was written to `queues` is."""
         self._send(header, thrift.encode(header, answer), queues)
 
-    def refuse(self, header: MessageHeader, refused: RefusedRequest) -> None:
+    def refuse(self, header: MessageHeader, error: KestrelError) -> None:
         """Answer the request of `header` with an exception."""
-        self._send(header, (thrift.encode_refusal(header, refused),), None)
+        self._send(header, (thrift.encode_refusal(header, _internal_error(error)),), None)
 
     def _send(
         self,
@@ -311,7 +311,7 @@ class ThriftSession(Session):
             put.items,
             self._context.item_times(put.expiration, put.delay),
             lambda count, queues: self.answer(header, count, queues),
-            lambda error: self.refuse(header, _internal_error(error)),
+            lambda error: self.refuse(header, error),
             put.mark,
         ).begin()
 
@@ -340,7 +340,7 @@ class ThriftSession(Session):
                 self._connection,
                 self._later_info(queue),
                 lambda info: self.answer(header, info),
-                lambda error: self.refuse(header, _internal_error(error)),
+                lambda error: self.refuse(header, error),
             )
 
     async def _later_info(self, queue: Queue) -> QueueInfo:
@@ -383,7 +383,7 @@ class ThriftSession(Session):
                     self._connection,
                     manage(context, request, self._connection),
                     lambda answer: self.answer(header, _managed(answer)),
-                    lambda error: self.refuse(header, _internal_error(error)),
+                    lambda error: self.refuse(header, error),
                 )
 
     def _serve_server(self, request: CurrentStatus | SetStatus | GetVersion) -> Answer:
@@ -453,7 +453,7 @@ class _ThriftReserve(ReserveHandler):
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
-        self._session.refuse(self._header, _internal_error(error))
+        self._session.refuse(self._header, error)
 
 
 def _internal_error(error: KestrelError) -> RefusedRequest:
