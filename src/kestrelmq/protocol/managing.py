@@ -1,4 +1,4 @@
-"""Requests that look at queues, move or drop their items or set them up, for every protocol.
+"""Requests about whole queues, about clients and about the server, for every protocol.
 
 Each request checks itself: making one that asks for what no server does raises ValueError, whose
 message is for the client. Names of queues are checked elsewhere. `PARSERS` reads the requests from
@@ -170,6 +170,33 @@ class KillClient:
     """Disconnect the client with a number that `clients` lists."""
 
     id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Return the server's status."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetStatus:
+    """Change the server's status to the one with the name `status`."""
+
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Return the server's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Read the configuration again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Stop the server."""
 
 
 Manage = Browse | Move | Pause | Declare | Flush | FlushAll | FlushExpired | Delete

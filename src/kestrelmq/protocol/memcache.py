@@ -21,7 +21,18 @@ from kestrelmq.marks import PutMark
 from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
-from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired, ManagingRequest
+from kestrelmq.protocol.managing import (
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    GetStatus,
+    ManagingRequest,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
+)
 from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.words import NameParser, count, number, printable
@@ -165,17 +176,8 @@ class Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusCommand:
-    """Return the server's status, or change it to `new`."""
-
-    new: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BareCommand:
-    """A command without arguments."""
-
-    verb: Literal["version", "reload", "shutdown", "quit"]
+class Quit:
+    """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +201,12 @@ Request = (
     | EndsReads
     | Stats
     | Dump
-    | StatusCommand
-    | BareCommand
+    | GetStatus
+    | SetStatus
+    | Version
+    | Reload
+    | Shutdown
+    | Quit
     | RefusedRequest
 )
 
@@ -568,10 +574,6 @@ class Parser:
             raise ClientFault("flush_expired takes a queue", closes=False)
         return FlushExpired(self._queue(words[0]))
 
-    def _flush_all_expired(self, words: list[bytes]) -> FlushExpired:
-        _expect_no_arguments(words, "flush_all_expired")
-        return FlushExpired(None)
-
     def _stats(self, words: list[bytes]) -> Stats:
         if len(words) > 1:
             raise ClientFault("stats takes at most one queue", closes=False)
@@ -583,26 +585,10 @@ class Parser:
     def _dump_config(self, words: list[bytes]) -> Dump:
         return Dump("config", tuple(map(self._queue, words)))
 
-    def _status(self, words: list[bytes]) -> StatusCommand:
+    def _status(self, words: list[bytes]) -> GetStatus | SetStatus:
         if len(words) > 1:
             raise ClientFault("status takes at most one new status", closes=False)
-        return StatusCommand(words[0].decode(errors="replace") if words else None)
-
-    def _version(self, words: list[bytes]) -> BareCommand:
-        _expect_no_arguments(words, "version")
-        return BareCommand("version")
-
-    def _reload(self, words: list[bytes]) -> BareCommand:
-        _expect_no_arguments(words, "reload")
-        return BareCommand("reload")
-
-    def _shutdown(self, words: list[bytes]) -> BareCommand:
-        _expect_no_arguments(words, "shutdown")
-        return BareCommand("shutdown")
-
-    def _quit(self, words: list[bytes]) -> BareCommand:
-        _expect_no_arguments(words, "quit")
-        return BareCommand("quit")
+        return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
 
     def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
@@ -635,6 +621,15 @@ def _shared(
     return parse_line
 
 
+def _without_arguments(verb: str, request: Request) -> Callable[[Parser, list[bytes]], Request]:
+    def parse_line(_parser: Parser, words: list[bytes]) -> Request:
+        if words:
+            raise ClientFault(f"{verb} takes nothing", closes=False)
+        return request
+
+    return parse_line
+
+
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     **{verb: _shared(parse) for verb, parse in managing.PARSERS.items()},
     **{verb: _shared(parse) for verb, parse in reserving.PARSERS.items()},
@@ -648,15 +643,15 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"flush": Parser._flush,
     b"flush_all": Parser._flush_all,
     b"flush_expired": Parser._flush_expired,
-    b"flush_all_expired": Parser._flush_all_expired,
+    b"flush_all_expired": _without_arguments("flush_all_expired", FlushExpired(None)),
     b"stats": Parser._stats,
     b"dump_stats": Parser._dump_stats,
     b"dump_config": Parser._dump_config,
     b"status": Parser._status,
-    b"version": Parser._version,
-    b"reload": Parser._reload,
-    b"shutdown": Parser._shutdown,
-    b"quit": Parser._quit,
+    b"version": _without_arguments("version", Version()),
+    b"reload": _without_arguments("reload", Reload()),
+    b"shutdown": _without_arguments("shutdown", Shutdown()),
+    b"quit": _without_arguments("quit", Quit()),
 }
 
 
@@ -666,11 +661,6 @@ def _check_protocol(line: bytes) -> None:
         raise ClientFault("the binary protocol is not served", closes=True)
     if is_http(line):
         raise ClientFault("this is no HTTP server", closes=True)
-
-
-def _expect_no_arguments(words: list[bytes], verb: str) -> None:
-    if words:
-        raise ClientFault(f"{verb} takes nothing", closes=False)
 
 
 def _without_noreply(words: list[bytes], *, least: int) -> tuple[list[bytes], bool]:

@@ -46,22 +46,28 @@ from kestrelmq.marks import check_mark
 from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
-from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired, ManagingRequest
+from kestrelmq.protocol.managing import (
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    GetStatus,
+    ManagingRequest,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
+)
 from kestrelmq.protocol.put_options import parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
     Get,
-    GetStatus,
     Monitor,
     Peek,
     Put,
     Quit,
-    Reload,
-    SetStatus,
-    Shutdown,
-    Version,
 )
 from kestrelmq.protocol.words import NameParser
 

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kestrelmq.protocol.managing import ManagingRequest
+from kestrelmq.protocol.managing import (
+    GetStatus,
+    ManagingRequest,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
+)
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 
@@ -54,33 +61,6 @@ class Confirm:
 
     queue: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """Read the configuration again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GetStatus:
-    """Return the server's status."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetStatus:
-    """Change the server's status to the one with the name `status`."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """Return the server's version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Stop the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,14 @@ from kestrelmq.protocol.managing import (
     Delete,
     Flush,
     FlushAll,
+    GetStatus,
     KillClient,
     ListClients,
     Move,
     Operations,
     Pause,
+    SetStatus,
+    Version,
 )
 from kestrelmq.protocol.reserving import (
     Extend,
@@ -52,10 +55,8 @@ from kestrelmq.protocol.thrift_messages import (
     BrowsedItems,
     ClientList,
     Confirm,
-    CurrentStatus,
     Dialect,
     Get,
-    GetVersion,
     Item,
     MessageHeader,
     MovedItems,
@@ -66,7 +67,6 @@ from kestrelmq.protocol.thrift_messages import (
     RefusedRequest,
     Request,
     ReservedItems,
-    SetStatus,
     ThriftStatus,
 )
 from kestrelmq.protocol.thrift_shape import (
@@ -529,7 +529,7 @@ def _unless_absent(number: int, field: str) -> int | None:
 
 def _set_status(arguments: Any) -> SetStatus:
     try:
-        return SetStatus(ThriftStatus(arguments.status))
+        return SetStatus(ThriftStatus(arguments.status).name)
     except ValueError:
         raise MalformedError(f"unknown status {arguments.status}") from None
 
@@ -571,9 +571,9 @@ _REQUESTS: Final[dict[str, Callable[[Any], Request]]] = {
     "flush_queue": lambda a: Flush(a.queue_name),
     "flush_all_queues": lambda _: FlushAll(),
     "delete_queue": lambda a: Delete(a.queue_name),
-    "current_status": lambda _: CurrentStatus(),
+    "current_status": lambda _: GetStatus(),
     "set_status": _set_status,
-    "get_version": lambda _: GetVersion(),
+    "get_version": lambda _: Version(),
 }
 
 

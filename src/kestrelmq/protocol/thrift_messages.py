@@ -7,7 +7,7 @@ from typing import TypeAlias
 from thriftpy2.thrift import TApplicationException
 
 from kestrelmq.marks import PutMark
-from kestrelmq.protocol.managing import ManagingRequest
+from kestrelmq.protocol.managing import GetStatus, ManagingRequest, SetStatus, Version
 from kestrelmq.protocol.reserving import EndsReads, Reserve
 
 
@@ -89,23 +89,6 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
-class CurrentStatus:
-    """Return the server's status."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetStatus:
-    """Change the server's status."""
-
-    status: ThriftStatus
-
-
-@dataclass(frozen=True, slots=True)
-class GetVersion:
-    """Return the server's version."""
-
-
-@dataclass(frozen=True, slots=True)
 class RefusedRequest:
     """A request that cannot be served as it was sent, and why."""
 
@@ -122,9 +105,9 @@ Request: TypeAlias = (
     | Confirm
     | Abort
     | Peek
-    | CurrentStatus
+    | GetStatus
     | SetStatus
-    | GetVersion
+    | Version
 )
 
 

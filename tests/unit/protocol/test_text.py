@@ -8,22 +8,27 @@ from hypothesis import strategies as st
 
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.managing import Delete, Flush, FlushAll, FlushExpired
+from kestrelmq.protocol.managing import (
+    Delete,
+    Flush,
+    FlushAll,
+    FlushExpired,
+    GetStatus,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
+)
 from kestrelmq.protocol.put_options import PutOptions
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
     Get,
-    GetStatus,
     Monitor,
     Peek,
     Put,
     Quit,
-    Reload,
-    SetStatus,
-    Shutdown,
-    Version,
 )
 
 LARGE = b"x" * (1 << 20)

@@ -27,10 +27,13 @@ from kestrelmq.protocol.managing import (
     Delete,
     Flush,
     FlushAll,
+    GetStatus,
     KillClient,
     ListClients,
     Move,
     Pause,
+    SetStatus,
+    Version,
 )
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
@@ -42,10 +45,8 @@ from kestrelmq.protocol.thrift_messages import (
     ClientEntry,
     ClientList,
     Confirm,
-    CurrentStatus,
     Dialect,
     Get,
-    GetVersion,
     Item,
     MessageHeader,
     MovedItems,
@@ -57,7 +58,6 @@ from kestrelmq.protocol.thrift_messages import (
     Request,
     ReservedItem,
     ReservedItems,
-    SetStatus,
     ThriftStatus,
 )
 from kestrelmq.protocol.thrift_shape import MAX_VALUES
@@ -215,9 +215,9 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("flush_queue", {"queue_name": "q"}, Flush("q"), None),
     ("flush_all_queues", {}, FlushAll(), None),
     ("delete_queue", {"queue_name": "q"}, Delete("q"), None),
-    ("current_status", {}, CurrentStatus(), ThriftStatus.READ_ONLY),
-    ("set_status", {"status": 1}, SetStatus(ThriftStatus.QUIESCENT), None),
-    ("get_version", {}, GetVersion(), "1.2.3"),
+    ("current_status", {}, GetStatus(), ThriftStatus.READ_ONLY),
+    ("set_status", {"status": 1}, SetStatus("QUIESCENT"), None),
+    ("get_version", {}, Version(), "1.2.3"),
 ]
 
 
@@ -402,7 +402,7 @@ def test_an_unknown_method_is_answered_with_an_exception(dialect: Dialect) -> No
 def test_a_oneway_request_is_known_as_such(dialect: Dialect) -> None:
     """Nobody reads an answer to it."""
     header, request = decode(message(dialect, "get_version", {}, TMessageType.ONEWAY))
-    assert (header.oneway, request) == (True, GetVersion())
+    assert (header.oneway, request) == (True, Version())
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

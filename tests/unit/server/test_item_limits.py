@@ -7,8 +7,9 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
+from kestrelmq.protocol.managing import Version
 from kestrelmq.protocol.text import TextParser
-from kestrelmq.protocol.text_commands import Put, Version
+from kestrelmq.protocol.text_commands import Put
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem, SkippedItem
 from tests.support.turning import Turning, alive
 

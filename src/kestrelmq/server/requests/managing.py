@@ -5,7 +5,7 @@ this module, because its answers have more in them.
 """
 
 from collections.abc import Coroutine
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.paused import Paused
@@ -19,18 +19,28 @@ from kestrelmq.protocol.managing import (
     Flush,
     FlushAll,
     FlushExpired,
+    KillClient,
     Manage,
     Move,
     Pause,
+    Reload,
+    SetStatus,
+    Shutdown,
 )
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests import changes, moving
-from kestrelmq.server.server_actions import log_request
+from kestrelmq.server.server_actions import Action, log_request
 
 ManageAnswer: TypeAlias = Page | Moved | int | None
 """The answer to a request; a number of items, or None, says that it is done."""
+_ACTIONS: Final[dict[type[object], Action]] = {
+    SetStatus: "status",
+    Reload: "reload",
+    Shutdown: "shutdown",
+    KillClient: "client kill",
+}
 
 
 class QueueNotFound(KestrelError):  # noqa: N818 # says what it is
@@ -72,6 +82,17 @@ def manage(
             return changes.flush_expired(context, expired)
         case Delete(name):
             return changes.delete(context, name, by)
+
+
+def check_action(context: ServerContext, request: object, by: Connection) -> None:
+    """Log a request of `by` to act on the whole server; of any other take no note.
+
+    Raises:
+        RemoteAdminRefused: the client is on another machine, and that is not allowed.
+    """
+    action = _ACTIONS.get(type(request))
+    if action is not None:
+        context.actions.check(action, by.protocol, by.peer)
 
 
 async def _browse(context: ServerContext, request: Browse) -> Page:

@@ -18,7 +18,7 @@ from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
-from kestrelmq.protocol.managing import ListClients
+from kestrelmq.protocol.managing import ListClients, Shutdown, Version
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -29,13 +29,13 @@ from kestrelmq.protocol.memcache import (
     STORED,
     TOUCHED,
     VALUE,
-    BareCommand,
     Confirm,
     Dump,
     Get,
     Monitor,
     NumberedLine,
     Parser,
+    Quit,
     RefusedRequest,
     Request,
     Set,
@@ -69,7 +69,7 @@ from kestrelmq.server.sessions.memcache_reserving import end_reads, reserve
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
 _FIRST_LINE: Final = b"version\r\n"
-_FIRST_REQUEST: Final = BareCommand("version")
+_FIRST_REQUEST: Final = Version()
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -447,7 +447,7 @@ class MemcacheSession(Session):
                 reserve(self._connection, self._context, self._owners, request)
             case Finish() | Release() | Extend() | ExtendOwner() | Retire():
                 end_reads(self._connection, self._context, self._owners, request)
-            case BareCommand("quit"):
+            case Quit():
                 self._connection.closing = True
             case _:
                 self._serve_admin(request)
@@ -460,7 +460,7 @@ class MemcacheSession(Session):
             return
         if reply:
             self._connection.push(reply)
-        elif request == BareCommand("shutdown"):
+        elif isinstance(request, Shutdown):
             self._connection.closing = True
 
     def _answer_confirm(self, touched: tuple[Queue, ...] | None) -> None:

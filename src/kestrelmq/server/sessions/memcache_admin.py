@@ -15,10 +15,15 @@ from kestrelmq.protocol.managing import (
     Flush,
     FlushAll,
     FlushExpired,
+    GetStatus,
     KillClient,
     ListClients,
     Manage,
     Move,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
 )
 from kestrelmq.protocol.memcache import (
     DELETED,
@@ -28,11 +33,9 @@ from kestrelmq.protocol.memcache import (
     NOT_FOUND,
     OK,
     RELOADED,
-    BareCommand,
     Dump,
     Request,
     Stats,
-    StatusCommand,
 )
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.server.clients import connected_clients, kill_client
@@ -41,8 +44,8 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
 from kestrelmq.server.replies import Part, rest_of
 from kestrelmq.server.requests import changes
-from kestrelmq.server.requests.managing import ManageAnswer, QueueNotFound, manage
-from kestrelmq.server.server_actions import Action, RemoteAdminRefused
+from kestrelmq.server.requests.managing import ManageAnswer, QueueNotFound, check_action, manage
+from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.sessions.memcache_reads import refuse
 from kestrelmq.server.status import Status, StatusNotSaved
 from kestrelmq.version import VERSION
@@ -58,9 +61,7 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
         Forbidden: the server does not allow it at present; the connection must close.
     """
     try:
-        action = _server_action(request)
-        if action is not None:
-            context.actions.check(action, "memcache", connection.peer)
+        check_action(context, request, connection)
         if isinstance(request, Manage):
             _answer_later(
                 connection,
@@ -74,31 +75,20 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
         return memcache.client_error(str(error))
 
 
-def _server_action(request: Request) -> Action | None:
-    match request:
-        case StatusCommand(str()):
-            return "status"
-        case BareCommand("shutdown"):
-            return "shutdown"
-        case BareCommand("reload"):
-            return "reload"
-        case KillClient():
-            return "client kill"
-    return None
-
-
 def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
-        case BareCommand("reload"):
+        case Reload():
             _answer_later(connection, changes.reload(context), lambda _: (RELOADED,))
             return b""
-        case StatusCommand(new):
-            return _status(context, new)
+        case GetStatus():
+            return memcache.line(context.status.status.value)
+        case SetStatus(name):
+            return _set_status(context, name)
         case KillClient(number):
             return KILLED if kill_client(context, number) else NOT_FOUND
-        case BareCommand("version"):
+        case Version():
             return b"VERSION " + VERSION.encode() + b"\r\n"
-        case BareCommand("shutdown"):
+        case Shutdown():
             context.shutdown()
             return b""
         case _:
@@ -200,11 +190,9 @@ def _dump(context: ServerContext, what: str, names: tuple[str, ...]) -> Pieces:
         yield memcache.dump(name, found) if found else None
 
 
-def _status(context: ServerContext, new: str | None) -> bytes:
-    if new is None:
-        return memcache.line(context.status.status.value)
+def _set_status(context: ServerContext, name: str) -> bytes:
     try:
-        context.status.set(Status.parse(new))
+        context.status.set(Status.parse(name))
     except ValueError as error:
         return memcache.client_error(str(error))
     except StatusNotSaved as error:

@@ -23,9 +23,14 @@ from kestrelmq.journal.records import (
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
+    GetStatus,
     KillClient,
     ListClients,
     ManagingRequest,
+    Reload,
+    SetStatus,
+    Shutdown,
+    Version,
 )
 from kestrelmq.protocol.reserving import (
     EndsReads,
@@ -42,15 +47,10 @@ from kestrelmq.protocol.text_commands import (
     Command,
     Confirm,
     Get,
-    GetStatus,
     Monitor,
     Peek,
     Put,
     Quit,
-    Reload,
-    SetStatus,
-    Shutdown,
-    Version,
 )
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, Session
@@ -58,7 +58,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
 from kestrelmq.server.requests import changes
-from kestrelmq.server.requests.managing import manage
+from kestrelmq.server.requests.managing import check_action, manage
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import (
     ConnectionOpenReads,
@@ -73,7 +73,6 @@ from kestrelmq.server.requests.reserving import (
     begin_reserve,
     end_reserved,
 )
-from kestrelmq.server.server_actions import Action
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
 
@@ -169,25 +168,20 @@ class TextSession(Session):
 
     def _serve_server(self, command: SetStatus | GetStatus | Reload | Shutdown | Version) -> None:
         connection, context = self._connection, self._context
+        check_action(context, command, connection)
         match command:
             case SetStatus(name):
-                self._check_action("status")
                 context.status.set(Status.parse(name))
                 connection.push(_DONE)
             case GetStatus():
                 connection.push(text.value_reply(context.status.status.value.encode()))
             case Reload():
-                self._check_action("reload")
                 self._answer_later(changes.reload(context))
             case Shutdown():
-                self._check_action("shutdown")
                 connection.closing = True
                 context.shutdown()
             case Version():
                 connection.push(text.value_reply(VERSION.encode()))
-
-    def _check_action(self, action: Action) -> None:
-        self._context.actions.check(action, "text", self._connection.peer)
 
     def _put(self, put: Put) -> None:
         connection = self._connection
@@ -230,7 +224,7 @@ class TextSession(Session):
             case ListClients(offset):
                 LongReply(connection, context.turns, _clients(context, offset))
             case KillClient(number):
-                self._check_action("client kill")
+                check_action(context, command, connection)
                 if not kill_client(context, number):
                     raise KestrelError(f"there is no client {number}")
                 connection.push(_DONE)

@@ -21,9 +21,12 @@ from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
+    GetStatus,
     KillClient,
     ListClients,
     ManagingRequest,
+    SetStatus,
+    Version,
 )
 from kestrelmq.protocol.reserving import (
     EndsReads,
@@ -44,9 +47,7 @@ from kestrelmq.protocol.thrift_messages import (
     ClientEntry,
     ClientList,
     Confirm,
-    CurrentStatus,
     Get,
-    GetVersion,
     MessageHeader,
     MovedItems,
     Peek,
@@ -57,7 +58,6 @@ from kestrelmq.protocol.thrift_messages import (
     Request,
     ReservedItem,
     ReservedItems,
-    SetStatus,
     ThriftStatus,
 )
 from kestrelmq.server.clients import connected_clients, kill_client
@@ -66,7 +66,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.replies import Part, Queues, rest_of
 from kestrelmq.server.requests import changes
-from kestrelmq.server.requests.managing import ManageAnswer, manage
+from kestrelmq.server.requests.managing import ManageAnswer, check_action, manage
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import MOST_READS_COUNTED
 from kestrelmq.server.requests.reserving import (
@@ -89,11 +89,6 @@ _TO_THRIFT: Final = {
     Status.READ_ONLY: ThriftStatus.READ_ONLY,
     Status.QUIESCENT: ThriftStatus.QUIESCENT,
     Status.DOWN: ThriftStatus.QUIESCENT,
-}
-_FROM_THRIFT: Final = {
-    ThriftStatus.UP: Status.UP,
-    ThriftStatus.READ_ONLY: Status.READ_ONLY,
-    ThriftStatus.QUIESCENT: Status.QUIESCENT,
 }
 _SLOW: Final = (SetStatus,)
 """Requests that may take long: they are served in each turn's time for slow requests."""
@@ -262,7 +257,7 @@ class ThriftSession(Session):
                     self.answer(header, *self._end_reads(request))
                 case Peek(name):
                     self._peek(header, name)
-                case CurrentStatus() | SetStatus() | GetVersion():
+                case GetStatus() | SetStatus() | Version():
                     self.answer(header, self._serve_server(request))
                 case _:
                     self._manage(header, request)
@@ -374,7 +369,7 @@ class ThriftSession(Session):
                 entries = [ClientEntry(**asdict(client)) for client in found]
                 self.answer(header, ClientList(tuple(entries)))
             case KillClient(number):
-                context.actions.check("client kill", "thrift", self._connection.peer)
+                check_action(context, request, self._connection)
                 if not kill_client(context, number):
                     raise KestrelError(f"there is no client {number}")
                 self.answer(header, None)
@@ -386,21 +381,19 @@ class ThriftSession(Session):
                     lambda error: self.refuse(header, error),
                 )
 
-    def _serve_server(self, request: CurrentStatus | SetStatus | GetVersion) -> Answer:
+    def _serve_server(self, request: GetStatus | SetStatus | Version) -> Answer:
+        status = self._context.status
         match request:
-            case CurrentStatus():
-                return _TO_THRIFT[self._context.status.status]
-            case SetStatus(status):
-                self._set_status(status)
+            case GetStatus():
+                return _TO_THRIFT[status.status]
+            case SetStatus(name):
+                if name == ThriftStatus.NOT_CONFIGURED.name:
+                    raise QueueUnavailable(f"{name} cannot be set")
+                check_action(self._context, request, self._connection)
+                status.set(Status.parse(name))
                 return None
-            case GetVersion():
+            case Version():
                 return VERSION
-
-    def _set_status(self, status: ThriftStatus) -> None:
-        if status not in _FROM_THRIFT:
-            raise QueueUnavailable(f"{status.name} cannot be set")
-        self._context.actions.check("status", "thrift", self._connection.peer)
-        self._context.status.set(_FROM_THRIFT[status])
 
 
 def _managed(answer: ManageAnswer) -> Answer:
