@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
@@ -40,7 +40,6 @@ from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import warn_if_open
-from kestrelmq.server.services import Service
 from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.text import TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
@@ -67,6 +66,28 @@ _DISK_PERIOD: Final = 5.0
 """Seconds between looks at how much room there is on the disk."""
 _UPKEEP_PERIOD: Final = 1.0
 """Seconds between checks of the journals of idle queues."""
+
+
+class Service(Protocol):
+    """What runs in the server's loop beside the client listeners, such as the admin service.
+
+    It opens after the listeners and closes before them.
+
+    Attributes:
+        name: its name in `NAME listening on ENDPOINT`.
+    """
+
+    name: str
+
+    async def open(self, context: ServerContext) -> Sequence[Endpoint]:
+        """Open; return where it listens, which is nowhere when it is turned off.
+
+        Raises:
+            CannotListen: an endpoint cannot be used.
+        """
+
+    async def close(self) -> None:
+        """Stop, and release the port; may be called when `open` failed."""
 
 
 class Server:
