@@ -27,6 +27,7 @@ from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
+from kestrelmq.server.clients import close_silent
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
@@ -44,7 +45,6 @@ from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.text import TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
-from kestrelmq.server.silence import SilenceWatch
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.version import VERSION
@@ -342,7 +342,7 @@ class Server:
         if self._config.expiration_timer_frequency is not None:
             tasks.append(partial(self._sweep, self._config.expiration_timer_frequency))
         if self._config.client_timeout is not None:
-            tasks.append(partial(self._close_silent, self._config.client_timeout))
+            tasks.append(partial(close_silent, self._connections, self._config.client_timeout))
         return tasks
 
     async def _sweep(self, period: float) -> None:
@@ -395,20 +395,6 @@ class Server:
         if count < MOST_COLLECTED:
             count += sum(queue.held_items for queue in queues)
         return count
-
-    async def _close_silent(self, limit: float) -> None:
-        """Close the connections that sent nothing for `limit` seconds."""
-        watch = SilenceWatch(limit)
-        while True:
-            await asyncio.sleep(watch.period)
-            for connection in watch.look(self._connections.values()):
-                log.info(
-                    "closing %s: no input for %s s",
-                    connection.peer,
-                    limit,
-                    extra=connection.log_fields,
-                )
-                connection.close()
 
     def _on_sighup(self) -> None:
         task = asyncio.create_task(self._reload_and_log())

@@ -1,15 +1,20 @@
-"""The clients that are connected: what each does at present, and how one is disconnected.
+"""The clients that are connected: what each does at present, and which ones are disconnected.
 
 Clients of the admin listener are not among them.
 """
 
+import asyncio
 import logging
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kestrelmq.protocol.reserving import listed_name
 from kestrelmq.server.connection import ClientState, Connection
 from kestrelmq.server.context import ServerContext
+
+_LOOKS: Final = 4
+"""How often to look in the time after which a client counts as silent."""
 
 log = logging.getLogger(__name__)
 
@@ -124,3 +129,48 @@ def kill_client(context: ServerContext, number: int) -> bool:
     )
     context.loop.call_soon(connection.close)
     return True
+
+
+class SilenceWatch:
+    """Finds the connections that sent nothing for some time.
+
+    They are found at most a quarter of it late. Serving a client costs nothing for that: only the
+    looks compare when it was served.
+
+    Attributes:
+        period: seconds between two looks.
+    """
+
+    def __init__(self, limit: float) -> None:
+        """`limit` is that time, in seconds."""
+        self.period = limit / _LOOKS
+        # When each was last served, and how many looks found that it was not served since.
+        self._seen: dict[Connection, tuple[int, int]] = {}
+
+    def look(self, connections: Iterable[Connection]) -> list[Connection]:
+        """Return those of `connections` that were silent for all of the time.
+
+        A client that waits for the server is not silent; its silence begins when the wait is over.
+        """
+        before = self._seen
+        self._seen = {}
+        silent = []
+        for one in connections:
+            if one.paused:
+                continue
+            served, looks = before.get(one, (-1, 0))
+            looks = looks + 1 if served == one.last_served else 0
+            self._seen[one] = one.last_served, looks
+            if looks >= _LOOKS:
+                silent.append(one)
+        return silent
+
+
+async def close_silent(connections: Mapping[int, Connection], limit: float) -> None:
+    """Close those of `connections` whose clients sent nothing for `limit` seconds, for ever."""
+    watch = SilenceWatch(limit)
+    while True:
+        await asyncio.sleep(watch.period)
+        for one in watch.look(connections.values()):
+            log.info("closing %s: no input for %s s", one.peer, limit, extra=one.log_fields)
+            one.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.server.silence import SilenceWatch
+from kestrelmq.server.clients import SilenceWatch
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled
