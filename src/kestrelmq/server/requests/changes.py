@@ -15,7 +15,7 @@ from typing import TypeVar
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import declaration
-from kestrelmq.engine.worker import Job
+from kestrelmq.engine.worker import Done, Job
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
@@ -37,19 +37,7 @@ async def wait_until_durable(context: ServerContext, *queues: Queue) -> None:
 
 async def run_job(context: ServerContext, job: Job) -> None:
     """Have the thread that writes large items run `job`. Raises what that raises."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def tell(error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
-
-    context.writer.run(job, tell)
-    # What the job uses must stay until it ends, also if the server is being stopped.
-    await asyncio.shield(ended)
+    await _ended(partial(context.writer.run, job))
 
 
 async def flush(context: ServerContext, name: str, by: Connection | None = None) -> int:
@@ -170,18 +158,20 @@ async def save(context: ServerContext) -> None:
     await _ended(context.collection.registry.save)
 
 
-async def _ended(begin: Callable[[Callable[[KestrelError | None], None]], None]) -> None:
+async def _ended(begin: Callable[[Done], None]) -> None:
     """Call `begin` with a callback, and wait until that is called; raise the error it is given."""
-    ended: asyncio.Future[KestrelError | None] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def tell(failure: KestrelError | None) -> None:
-        if not ended.done():
-            ended.set_result(failure)
+    def tell(error: BaseException | None) -> None:
+        if ended.done():  # whoever waited was cancelled
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
 
     begin(tell)
-    failure = await ended
-    if failure is not None:
-        raise failure
+    await ended
 
 
 async def reload(context: ServerContext) -> list[str]:
