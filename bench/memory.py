@@ -14,15 +14,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 from bench import bursts, servers
 from bench.bursts import Kind
 from bench.load import accounting, process
 from bench.load.process import Load
 from bench.load.workload import Operation
+from bench.report.medians import middle
 from bench.report.session import Session, parser
 from bench.report.table import Column, mebibytes
 from bench.servers import Peer, PeerError
@@ -79,24 +78,6 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
     )
 
 
-def middle(rows: list[Row]) -> Row:
-    """Return the medians over the rounds of one server."""
-
-    def of(value: Callable[[Row], float]) -> float:
-        return median(map(value, rows))
-
-    return Row(
-        rows[0].server,
-        of(lambda row: row.empty),
-        of(lambda row: row.filled),
-        of(lambda row: row.peak),
-        of(lambda row: row.drained),
-        of(lambda row: row.set_cpu),
-        of(lambda row: row.get_cpu),
-        of(lambda row: row.load_cpu),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class BurstRow:
     """Resident memory in KiB before a burst of `count` things, at its height, and after it."""
@@ -124,21 +105,6 @@ def measure_burst(
         time.sleep(settle)
         after = accounting.memory(server.pid).resident
     return BurstRow(f"{count:,} {kind.name}", count, before, height, after)
-
-
-def middle_burst(rows: list[BurstRow]) -> BurstRow:
-    """Return the medians over the rounds of one burst."""
-
-    def of(value: Callable[[BurstRow], float]) -> float:
-        return median(map(value, rows))
-
-    return BurstRow(
-        rows[0].burst,
-        rows[0].count,
-        of(lambda row: row.before),
-        of(lambda row: row.height),
-        of(lambda row: row.after),
-    )
 
 
 BURST_COLUMNS: list[Column[BurstRow]] = [
@@ -212,7 +178,7 @@ def show_bursts(session: Session, options: argparse.Namespace) -> None:
                 remarks.append(f"{kind.name}: failed: {error}")
                 continue
             every.append(found)
-            rows.append(middle_burst(found))
+            rows.append(middle(found))
     remarks += [
         f"{row.burst}: more than {RETURNED} times as much as before"
         for row in rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench import servers
@@ -72,7 +72,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
                 there += process.run(filling, peer, server)[0].operations
             phases = cycle(peer, server, options, options.cycles)
             points.append(point(peer.name, backlog, phases))
-    return points
+    return beside_empty(points)
 
 
 def cycle(peer: Peer, server: Running, options: argparse.Namespace, repeat: int) -> list[Phase]:
@@ -109,26 +109,17 @@ def point(server: str, backlog: int, phases: list[Phase]) -> Point:
     )
 
 
-def middle(rounds: list[list[Point]]) -> list[Point]:
-    """Return the medians over the rounds of one server; ratios are computed within each round."""
-    points = []
-    for at, first in enumerate(rounds[0]):
-        same = [one[at] for one in rounds]
-        points.append(
-            Point(
-                first.server,
-                first.backlog,
-                median(one.set_cpu for one in same),
-                median(one.get_cpu for one in same),
-                median(one.pairs_per_second for one in same),
-                median(one.load_cpu for one in same),
-                median(one.resident for one in same),
-                median(one.peak for one in same),
-                median(one[at].pair_cpu / one[0].pair_cpu for one in rounds),
-                median(one[at].pairs_per_second / one[0].pairs_per_second for one in rounds),
-            )
+def beside_empty(points: list[Point]) -> list[Point]:
+    """Return the points of one round with their ratios to the first."""
+    empty = points[0]
+    return [
+        replace(
+            one,
+            pair_ratio=one.pair_cpu / empty.pair_cpu,
+            speed_ratio=one.pairs_per_second / empty.pairs_per_second,
         )
-    return points
+        for one in points
+    ]
 
 
 COLUMNS: list[Column[Point]] = [
@@ -162,7 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
     session = Session("packing", options, servers.queues())
     title = f"sets and gets of {options.size} bytes over a backlog, depth {options.depth}"
     results, failures = session.in_turn(title, lambda peer: measure(peer, options), options.rounds)
-    rows = [point for rounds in results.values() for point in middle(rounds)]
+    rows = [
+        medians.middle(same) for rounds in results.values() for same in zip(*rounds, strict=True)
+    ]
     marked = ["* bounded by the load generator"] if any(one.is_load_bound for one in rows) else []
     session.show(title, COLUMNS, rows, marked + failures, results)
     return session.finish()

@@ -13,13 +13,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from bench import servers
 from bench.load import accounting, process
 from bench.load.process import Load
 from bench.load.worker import LoadError, Plan, Worker
 from bench.load.workload import Operation
+from bench.report.medians import middle
 from bench.report.session import Session, parser
 from bench.report.table import Column, mebibytes, ratio, whole
 from bench.servers import Peer, PeerError, Running
@@ -115,21 +115,6 @@ def first_item_takes(peer: Peer, server: Running, options: argparse.Namespace) -
             why = str(error)
         time.sleep(0.005)
     raise PeerError(why)
-
-
-def middle(rounds: list[Row]) -> Row:
-    """Return the medians of one server."""
-    return Row(
-        rounds[0].server,
-        rounds[0].items,
-        rounds[0].bytes,
-        median(row.cat for row in rounds),
-        median(row.empty for row in rounds),
-        median(row.full for row in rounds),
-        median(row.empty_cpu for row in rounds),
-        median(row.full_cpu for row in rounds),
-        median(row.resident for row in rounds),
-    )
 
 
 COLUMNS: list[Column[Row]] = [

@@ -1,13 +1,16 @@
-"""Reduce the phases of several rounds to the medians in the tables. Pure: no clock, no files."""
+"""Reduce the results of several rounds to the medians in the tables. Pure: no clock, no files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import median
+from typing import Any, TypeVar
 
 from bench.load.generator import Phase
 from bench.report.table import Column, mebibytes, ratio
+
+Result = TypeVar("Result")
 
 BUSY = 0.9
 """The share of a CPU from which on a process counts as the limit of the throughput."""
@@ -41,10 +44,20 @@ class Row:
     ratio: float | None = None
 
 
+def middle(rounds: Sequence[Result]) -> Result:
+    """Return a dataclass with the medians of all fields that are floats, and the first's others."""
+    first: Any = rounds[0]
+    measured = [field.name for field in fields(first) if field.type == "float"]
+    found: Result = replace(
+        first, **{name: median(getattr(one, name) for one in rounds) for name in measured}
+    )
+    return found
+
+
 def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) -> Row:
     """Return the row of phases that differ only in their round."""
 
-    def middle(name: str) -> float:
+    def of(name: str) -> float:
         return float(median(getattr(phase, name) or 0 for phase in phases))
 
     return Row(
@@ -53,16 +66,16 @@ def medians(server: str, connections: int, depth: int, phases: Sequence[Phase]) 
         connections=connections,
         depth=depth,
         phases=len(phases),
-        operations_per_second=middle("operations_per_second"),
-        cpu=middle("server_cpu"),
+        operations_per_second=of("operations_per_second"),
+        cpu=of("server_cpu"),
         busy=median((p.server_cpu or 0.0) * p.operations / p.seconds / 1e6 for p in phases),
-        load_cpu=middle("load_cpu"),
+        load_cpu=of("load_cpu"),
         load_busy=median(p.load_cpu * p.operations / p.seconds / 1e6 for p in phases),
-        p50=middle("p50"),
-        p99=middle("p99"),
-        max=middle("max"),
-        resident=middle("server_resident"),
-        peak=middle("server_peak"),
+        p50=of("p50"),
+        p99=of("p99"),
+        max=of("max"),
+        resident=of("server_resident"),
+        peak=of("server_peak"),
         misses=sum(phase.misses for phase in phases),
     )
 

@@ -91,11 +91,12 @@ def test_packing_compares_with_the_empty_queue_of_the_same_round() -> None:
         get = replace(PHASE, operation="get", server_cpu=cpu)
         return packing.point("x", backlog, [replace(PHASE, server_cpu=cpu), get])
 
-    rounds = [[point(0, cost), point(9, cost * 2)] for cost in (1.0, 5.0, 3.0)]
-    points = packing.middle(rounds)
+    costs = ((1.0, 2.0), (5.0, 10.0), (3.0, 9.0))
+    rounds = [packing.beside_empty([point(0, one), point(9, other)]) for one, other in costs]
+    points = [medians.middle(same) for same in zip(*rounds, strict=True)]
     assert [(one.backlog, one.pair_cpu, one.pair_ratio) for one in points] == [
         (0, 6.0, 1.0),
-        (9, 12.0, 2.0),
+        (9, 18.0, 2.0),
     ]
 
 
