@@ -13,24 +13,21 @@ slows the machine down for a while slows both down.
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from pathlib import Path
 from statistics import median
-from typing import Final
 
 from bench import servers
+from bench.bursts import STORED, Client
 from bench.load import accounting
-from bench.servers import PeerError
-
-_STORED: Final = b"STORED\r\n"
+from bench.servers import PeerError, Running
 
 
-class Producer:
+class Producer(Client):
     """A connection that adds items, as a producer or not."""
 
-    def __init__(self, port: int, name: str, size: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+    def __init__(self, server: Running, name: str, size: int) -> None:
+        super().__init__(server)
         self._name = name.encode()
         self._data = b" 0 0 %d\r\n%b\r\n" % (size, b"x" * size)
         self._next = 0
@@ -44,23 +41,6 @@ class Producer:
             b"set work/producer=%b/seq=%d%b" % (self._name, number, self._data)
             for number in range(first, self._next)
         )
-
-    def send(self, adds: bytes) -> None:
-        """Send some adds."""
-        self._socket.sendall(adds)
-
-    def receive(self, count: int) -> None:
-        """Read the answers of `count` adds. Raises PeerError."""
-        reply = b""
-        while len(reply) < len(_STORED) * count:
-            reply += self._socket.recv(1 << 16)
-        if reply != _STORED * count:
-            raise PeerError(f"{reply[:100]!r}")
-
-    def flush(self) -> None:
-        """Drop everything."""
-        self._socket.sendall(b"flush work\r\n")
-        self._socket.recv(100)
 
 
 def round_cost(
@@ -76,9 +56,9 @@ def round_cost(
         for producer, adds in zip(producers, step, strict=True):
             producer.send(adds)
         for producer in producers:
-            producer.receive(depth)
+            producer.expect(STORED * depth)
     cost = accounting.cpu_seconds(pid) - before
-    producers[0].flush()
+    producers[0].answer(b"flush work\r\n")
     return cost / (steps * depth * len(producers)) * 1e6
 
 
@@ -109,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with servers.running(servers.ours(), 0, options.dir) as server:
             producers = [
-                Producer(server.port, f"importer-{number}", options.size)
+                Producer(server, f"importer-{number}", options.size)
                 for number in range(options.connections)
             ]
             for depth in (1, options.depth):

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from kestrelmq import clock
 from kestrelmq.cli.main import main as kestrelmq
+from kestrelmq.client.address import Address, open_socket
 from kestrelmq.engine import backlog, upkeep, worker
 from kestrelmq.server.loop.event_loop import RunTurns, TurnSelector
 
@@ -205,9 +206,7 @@ def phases(items: int, size: int) -> list[Phase]:
 
 def connect(port: int) -> socket.socket:
     """Connect to a server on this machine."""
-    client = socket.create_connection(("127.0.0.1", port), timeout=60)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return client
+    return open_socket(Address("127.0.0.1", port), 60)
 
 
 def load(port: int, items: int, size: int, answers: Any) -> None:
