@@ -12,11 +12,8 @@ wait, and the longest turn, without the time in which the machine ran other proc
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -229,31 +226,13 @@ def load(server: stalls.Observed, kind: str, items: int, size: int, answers: Any
 
 def measure(kind: str, items: int, size: int, folder: Path | None) -> list[Row]:
     """Run all steps of a kind on a new server; return a row for each."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        with stalls.server(Path(name), CONFIG) as server:
-            answers: Any = multiprocessing.Queue()
-            process = multiprocessing.Process(
-                target=load, args=(server, kind, items, size, answers)
-            )
-            process.start()
-            found: list[Any] = []
-
-            def done() -> bool:
-                while not answers.empty():
-                    found.append(answers.get())
-                return (bool(found) and found[-1] is None) or not process.is_alive()
-
-            times = stalls.probe(server.ports["memcache"], done)
-            process.join()
-        turns = json.loads(server.report.read_text())
-    return [_row(step, times, turns) for step in found if step is not None]
+    done, times, turns = stalls.observe(folder, CONFIG, load, kind, items, size)
+    return [_row(step, times, turns) for step in done]
 
 
 def _row(step: Any, times: list[tuple[float, float]], turns: list[Any]) -> Row:
     name, cpu, resident, begun, until = step
-    waits = sorted(took for at, took in times if begun < at <= until)
-    during = (one for one in turns if begun < one[0] <= until)
-    longest = max(during, key=lambda one: one[1] - one[3], default=(0.0, 0.0, 0.0, 0.0, ""))
+    waits, longest = stalls.between(begun, until, times, turns)
     return Row(
         name,
         cpu,

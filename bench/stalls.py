@@ -209,8 +209,18 @@ def connect(port: int) -> socket.socket:
     return open_socket(Address("127.0.0.1", port), 60)
 
 
-def load(port: int, items: int, size: int, answers: Any) -> None:
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A running server that is observed: its process, its ports, and where its report goes."""
+
+    pid: int
+    ports: dict[str, int]
+    report: Path
+
+
+def load(server: Observed, items: int, size: int, answers: Any) -> None:
     """Run each phase, and put its name, times and count on the queue `answers`; None at the end."""
+    port = server.ports["memcache"]
     with connect(port) as client, client.makefile("rb", 1 << 20) as replies:
         for phase in phases(items, size):
             begun, left = time.perf_counter(), phase.count
@@ -247,15 +257,6 @@ def probe(port: int, done: Callable[[], bool]) -> list[tuple[float, float]]:
     return times
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A running server that is observed: its process, its ports, and where its report goes."""
-
-    pid: int
-    ports: dict[str, int]
-    report: Path
-
-
 @contextmanager
 def server(
     directory: Path, config: str, protocols: Sequence[str] = ("memcache",)
@@ -282,6 +283,51 @@ def server(
         process.communicate()
 
 
+def observe(
+    folder: Path | None, config: str, load: Callable[..., None], *arguments: object
+) -> tuple[list[Any], list[tuple[float, float]], list[Any]]:
+    """Run a load on a new server, and the probe beside it.
+
+    Args:
+        folder: where the journals go.
+        config: the server's configuration.
+        load: is called in a process of its own with the server, the `arguments`, and the queue on
+            which it puts what it has done, and None at the end.
+        arguments: see `load`.
+
+    Returns:
+        What the load has done, what `probe` returns, and the server's long turns.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        with server(Path(name), config) as observed:
+            answers: Any = multiprocessing.Queue()
+            process = multiprocessing.Process(target=load, args=(observed, *arguments, answers))
+            process.start()
+            found: list[Any] = []
+
+            def done() -> bool:
+                while not answers.empty():
+                    found.append(answers.get())
+                return (bool(found) and found[-1] is None) or not process.is_alive()
+
+            times = probe(observed.ports["memcache"], done)
+            process.join()
+        turns = json.loads(observed.report.read_text())
+    return [one for one in found if one is not None], times, turns
+
+
+def between(
+    begun: float, until: float, times: list[tuple[float, float]], turns: list[Any]
+) -> tuple[list[float], Any]:
+    """Return the probe's waits in that time, the shortest first, and the longest turn.
+
+    The time in which the machine ran other processes does not count.
+    """
+    waits = sorted(took for at, took in times if begun < at <= until)
+    during = (one for one in turns if begun < one[0] <= until)
+    return waits, max(during, key=lambda one: one[1] - one[3], default=(0.0, 0.0, 0.0, 0.0, ""))
+
+
 def measure(queue: str, items: int, size: int, folder: Path | None) -> list[list[str]]:
     """Measure one kind of queue and one item size; return the rows of the table."""
     live = items * (size + 21)
@@ -292,33 +338,15 @@ default_journal_size = "1 MiB"
 max_journal_size = {live * 5 // 4}
 min_journal_compact_delay = 0
 """
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        with server(Path(name), config) as observed:
-            port = observed.ports["memcache"]
-            answers: Any = multiprocessing.Queue()
-            process = multiprocessing.Process(target=load, args=(port, items, size, answers))
-            process.start()
-            found: list[Any] = []
-
-            def done() -> bool:
-                while not answers.empty():
-                    found.append(answers.get())
-                return bool(found) and found[-1] is None
-
-            times = probe(port, done)
-            process.join()
-        turns = json.loads(observed.report.read_text())
-    return [_row(queue, size, phase, times, turns) for phase in found[:-1]]
+    done, times, turns = observe(folder, config, load, items, size)
+    return [_row(queue, size, phase, times, turns) for phase in done]
 
 
 def _row(
     queue: str, size: int, phase: Any, times: list[tuple[float, float]], turns: list[Any]
 ) -> list[str]:
     name, begun, ended, until, count = phase
-    waits = sorted(took for at, took in times if begun < at <= until)
-    # Leave out the time in which the machine ran other processes.
-    during = (one for one in turns if begun < one[0] <= until)
-    longest = max(during, key=lambda one: one[1] - one[3], default=(0, 0, 0, 0, ""))
+    waits, longest = between(begun, until, times, turns)
     quantiles = (waits[len(waits) // 2], waits[len(waits) * 99 // 100], waits[-1])
     numbers = [f"{1000 * seconds:.2f}" for seconds in (*quantiles, *longest[1:4])]
     rate = f"{count / (ended - begun):,.0f}" if count > 1 else f"{1000 * (ended - begun):.0f} ms"
