@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from bench.load.replies import ReplyError, shown
 from bench.load.workload import Batch, Workload
 
-MOST_GREETED = 65536
+MOST_ANSWERED = 65536
+"""The most bytes of an answer."""
 REFUSAL = b"-"
 """The first byte of an error in protocols whose other answers may have several lines."""
 
@@ -35,13 +36,7 @@ class Wire:
 
 def greet(wire: Wire, sock: socket.socket, key: bytes, name: bytes) -> None:
     """Send the greeting and read the answer. Raises `ReplyError` if it is not the expected one."""
-    sock.sendall(wire.greeting(key, name))
-    answer = b""
-    while not wire.greeted.fullmatch(answer):
-        data = sock.recv(4096)
-        answer += data
-        if not data or answer.startswith(REFUSAL) or len(answer) > MOST_GREETED:
-            raise ReplyError(f"the server did not answer a greeting: {shown(answer)}")
+    ask(sock, wire.greeting(key, name), wire.greeted)
 
 
 def ask(sock: socket.socket, request: bytes, reply: re.Pattern[bytes]) -> None:
@@ -51,5 +46,5 @@ def ask(sock: socket.socket, request: bytes, reply: re.Pattern[bytes]) -> None:
     while not reply.fullmatch(answer):
         data = sock.recv(65536)
         answer += data
-        if not data or len(answer) > MOST_GREETED:
+        if not data or answer.startswith(REFUSAL) or len(answer) > MOST_ANSWERED:
             raise ReplyError(f"{shown(request)} was answered {answer[:400]!r}")
