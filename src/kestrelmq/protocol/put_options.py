@@ -16,6 +16,7 @@ from typing import Final
 
 from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
+from kestrelmq.protocol.words import printable
 
 MOST_DIGITS: Final = 18
 """Most digits of a number in an option."""
@@ -58,8 +59,7 @@ def parse_name(word: bytes) -> tuple[bytes, PutOptions]:
         elif key in _NUMBERS:
             numbers[key] = _number(key, value)
         else:
-            shown = ascii(option[:40].decode(errors="replace"))[1:-1]
-            raise ClientFault(f"unknown option /{shown}", closes=False)
+            raise ClientFault(f"unknown option /{printable(option)}", closes=False)
     return name, PutOptions(numbers.get(b"delay", 0), _mark(producer, numbers))
 
 
