@@ -228,15 +228,12 @@ class ServerSetMembership:
             _log.exception("the server sets could not be updated; trying again")
         else:
             self.agrees = True
-            self._report(acted)
+            for call in acted:
+                self._on_loop(call)
             return None
         with self._condition:
             self._acted = acted + self._acted
         return _RETRY_AFTER
-
-    def _report(self, acted: list[Callable[[], None]]) -> None:
-        for call in acted:
-            self._on_loop(call)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
         try:
