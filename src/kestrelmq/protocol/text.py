@@ -40,7 +40,8 @@ HTTP closes the connection. Empty lines between commands are ignored.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from kestrelmq.marks import check_mark
 from kestrelmq.protocol import managing, reserving
@@ -58,17 +59,8 @@ from kestrelmq.protocol.managing import (
     Shutdown,
     Version,
 )
-from kestrelmq.protocol.put_options import parse_name
+from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.text_commands import (
-    Command,
-    Confirm,
-    Get,
-    Monitor,
-    Peek,
-    Put,
-    Quit,
-)
 from kestrelmq.protocol.words import NameParser
 
 MAX_LINE_BYTES: Final = 8192
@@ -89,6 +81,83 @@ _MOST_DIGITS: Final = 18
 LargestItem = Callable[[str], int | None]
 """Returns the most bytes that an item of a queue may have; None is no limit."""
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
+
+
+# --- commands; `managing` and `reserving` have those that other protocols have, too ---
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Add `items`; large ones are memoryviews.
+
+    `expiry` is in ms from when they are due: 0 is never, a negative one has passed. `is_cut` tells
+    whether an item was too large for the queue; it and those after it were dropped.
+    """
+
+    queue: str
+    expiry: int
+    items: tuple[bytes | memoryview, ...]
+    options: PutOptions = NO_OPTIONS
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Confirm the connection's open read on the queue and open the next; `timeout` is in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Look at the head; `timeout` is in ms."""
+
+    queue: str
+    timeout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """Open up to `most` reads during `timeout` ms; None is as many as may be open."""
+
+    queue: str
+    timeout: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the `count` oldest open reads of the connection."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Close the connection."""
+
+
+Command: TypeAlias = (
+    Put
+    | Get
+    | Peek
+    | Monitor
+    | Confirm
+    | Reload
+    | GetStatus
+    | SetStatus
+    | Version
+    | Shutdown
+    | Quit
+    | ManagingRequest
+    | Reserve
+    | EndsReads
+)
+
+
+# --- parsing ---
 
 
 class _IncompletePut:
@@ -403,6 +472,9 @@ def _count(word: bytes) -> int:
 
 def _fault(message: str) -> ClientFault:
     return ClientFault(message, closes=False)
+
+
+# --- replies ---
 
 
 def count_reply(count: int) -> bytes:

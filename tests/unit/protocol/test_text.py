@@ -20,8 +20,7 @@ from kestrelmq.protocol.managing import (
     Version,
 )
 from kestrelmq.protocol.put_options import PutOptions
-from kestrelmq.protocol.text import TextParser
-from kestrelmq.protocol.text_commands import (
+from kestrelmq.protocol.text import (
     Command,
     Confirm,
     Get,
@@ -29,6 +28,7 @@ from kestrelmq.protocol.text_commands import (
     Peek,
     Put,
     Quit,
+    TextParser,
 )
 
 LARGE = b"x" * (1 << 20)

@@ -8,8 +8,7 @@ import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.protocol.managing import Version
-from kestrelmq.protocol.text import TextParser
-from kestrelmq.protocol.text_commands import Put
+from kestrelmq.protocol.text import Put, TextParser
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem, SkippedItem
 from tests.support.turning import Turning, alive
 

@@ -42,8 +42,7 @@ from kestrelmq.protocol.reserving import (
     Retire,
     read_text,
 )
-from kestrelmq.protocol.text import TextParser
-from kestrelmq.protocol.text_commands import (
+from kestrelmq.protocol.text import (
     Command,
     Confirm,
     Get,
@@ -51,6 +50,7 @@ from kestrelmq.protocol.text_commands import (
     Peek,
     Put,
     Quit,
+    TextParser,
 )
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, Session
