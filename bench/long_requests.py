@@ -73,6 +73,11 @@ class Client:
         line: bytes = self._replies.readline()
         return line
 
+    def ask(self, request: bytes) -> bytes:
+        """Send a request; return the line that answers it."""
+        self.send(request)
+        return self.line()
+
     def skip(self, size: int) -> None:
         """Receive `size` bytes."""
         while size:
@@ -128,11 +133,7 @@ def _expired(queue: str, request: bytes) -> Callable[[Server], Callable[[], obje
         time.sleep(max(0.0, at - time.time()) + 0.1)
         client = server.client()
 
-        def run() -> None:
-            client.send(request)
-            client.line()
-
-        return run
+        return lambda: client.ask(request)
 
     return prepare
 
@@ -159,11 +160,7 @@ def _text_put(server: Server) -> Callable[[], object]:
     client.send(b"put q:\n")
     items = (ITEM + b"\n") * server.count + b"\n"
 
-    def run() -> None:
-        client.send(items)
-        client.line()
-
-    return run
+    return lambda: client.ask(items)
 
 
 def _thrift_put(server: Server) -> Callable[[], object]:
@@ -208,11 +205,7 @@ def _confirmed(server: Server) -> Callable[[], object]:
     client = server.client()
     _monitor(server, client)
 
-    def run() -> None:
-        client.send(b"confirm q %d\r\n" % server.count)
-        client.line()
-
-    return run
+    return lambda: client.ask(b"confirm q %d\r\n" % server.count)
 
 
 def _hung_up(server: Server) -> Callable[[], object]:
@@ -257,11 +250,7 @@ def _finished(server: Server) -> Callable[[], object]:
     client = server.client()
     _reserve(server, client)
 
-    def run() -> None:
-        client.send(b"finish q tag=a:1:x\r\n")
-        client.line()
-
-    return run
+    return lambda: client.ask(b"finish q tag=a:1:x\r\n")
 
 
 def _filled(request: bytes) -> Callable[[Server], Callable[[], object]]:
@@ -269,11 +258,7 @@ def _filled(request: bytes) -> Callable[[Server], Callable[[], object]]:
         server.fill("q")
         client = server.client()
 
-        def run() -> None:
-            client.send(request)
-            client.line()
-
-        return run
+        return lambda: client.ask(request)
 
     return prepare
 
@@ -294,8 +279,7 @@ def _one_large(client: Client, begin: bytes, size: int, end: bytes) -> Callable[
         client.send(begin)
         for _ in range(size >> 20):
             client.send(b"x" * (1 << 20))
-        client.send(end)
-        client.line()
+        client.ask(end)
 
     return run
 
@@ -321,14 +305,9 @@ def _large_set_delayed(server: Server) -> Callable[[], object]:
 def _delayed_for_children(server: Server) -> Callable[[], object]:
     client = server.client()
     for number in range(_CHILDREN):
-        client.send(b"set many+%d 0 0 1\r\nx\r\n" % number)
-        client.line()
+        client.ask(b"set many+%d 0 0 1\r\nx\r\n" % number)
 
-    def run() -> None:
-        client.send(b"set many/delay=600000 0 0 1\r\nx\r\n")
-        client.line()
-
-    return run
+    return lambda: client.ask(b"set many/delay=600000 0 0 1\r\nx\r\n")
 
 
 def _large_set_in_memory(server: Server) -> Callable[[], object]:
@@ -368,8 +347,7 @@ def _add_large(server: Server, key: bytes) -> Client:
 
 def _read_large(client: Client, key: bytes) -> None:
     """Read a large item, and wait for it if need be."""
-    client.send(b"get %b\r\n" % key)
-    client.line()
+    client.ask(b"get %b\r\n" % key)
     client.skip(_LARGE)
     client.skip_until(b"END\r\n")
 
@@ -404,14 +382,12 @@ def _given_back(queue: bytes, then: bytes) -> Callable[[Server], Callable[[], ob
 
 def _released_dead(server: Server) -> Callable[[], object]:
     client = _add_large(server, b"failing")
-    client.send(b"reserve failing 1 lease=600000 tag=a:1:x\r\n")
-    client.line()
+    client.ask(b"reserve failing 1 lease=600000 tag=a:1:x\r\n")
     client.skip(_LARGE)
     client.skip_until(b"END\r\n")
 
     def run() -> None:
-        client.send(b"release failing tag=a:1:x dead\r\n")
-        client.line()
+        client.ask(b"release failing tag=a:1:x dead\r\n")
         _read_large(client, b"dead/t=60000")
 
     return run
@@ -422,8 +398,7 @@ def _managed_large(request: bytes, key: bytes = b"q") -> Callable[[Server], Call
         client = _add_large(server, key)
 
         def run() -> None:
-            client.send(request)
-            if (answer := client.line()).startswith((b"SERVER_ERROR", b"CLIENT_ERROR")):
+            if (answer := client.ask(request)).startswith((b"SERVER_ERROR", b"CLIENT_ERROR")):
                 raise RuntimeError(f"unexpected reply: {answer!r}")
 
         return run
@@ -433,8 +408,7 @@ def _managed_large(request: bytes, key: bytes = b"q") -> Callable[[Server], Call
 
 def _journal_on(server: Server) -> Callable[[], object]:
     client = server.client()
-    client.send(b"declare q journal=no\r\n")
-    client.line()
+    client.ask(b"declare q journal=no\r\n")
     return _managed_large(b"declare q journal=yes\r\n")(server)
 
 
