@@ -26,7 +26,7 @@ from kestrelmq.server.requests.reserving import ConnectionOwners, PendingReserve
 from kestrelmq.server.sessions.large_item import ArrivingItem
 from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor
-from kestrelmq.server.sessions.memcache_reserving import MemcacheReserve
+from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
 from kestrelmq.server.sessions.text import TextRead, TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftGet
@@ -47,7 +47,7 @@ OWNED: Final = (
     PendingRead,
     MemcacheGet,
     MemcacheMonitor,
-    MemcacheReserve,
+    MemcacheReserving,
     PendingReserve,
     ConnectionOwners,
     TextRead,

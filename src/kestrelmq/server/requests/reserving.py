@@ -6,6 +6,8 @@
     ReserveHandler.answer_done  the tag is done: its items were finished before
     ReserveHandler.fail         a queue cannot be read, or the tag is refused
 
+All other requests end in `ReserveHandler.answer_count` or `fail`.
+
 What was taken for the answer belongs to the client once the answer was handed to the socket. If the
 connection ends before that, or an error had to be sent instead, it is released, uncounted.
 
@@ -54,16 +56,12 @@ _AT_ONCE: Final = 200
 
 Reserved = list[tuple[Queue, Reservation]]
 """Reservations of one request, and their queues."""
-CountAnswer = Callable[[int, Queue | None], None]
-"""Sends of how many reads or tags something was done, and to which queue."""
-Refuse = Callable[[KestrelError], None]
-"""Sends the error."""
 Requester: TypeAlias = "Connection | AwaitedRequest"
 """Who made a request: it is told when the request waits, when it is done, and so on."""
 
 
 class ReserveHandler:
-    """What a protocol does with the reservations of a request."""
+    """What a protocol answers to a request about reserved reads."""
 
     def answer(self, reserved: Reserved) -> None:
         """Send the items; there may be none."""
@@ -73,8 +71,12 @@ class ReserveHandler:
         """Send that the tag is done in `queues`."""
         raise NotImplementedError
 
+    def answer_count(self, count: int, queue: Queue | None) -> None:
+        """Send of how many reads or tags of `queue` something was done."""
+        raise NotImplementedError
+
     def fail(self, error: KestrelError) -> None:
-        """Send the error; nothing was reserved."""
+        """Send the error; nothing was done."""
         raise NotImplementedError
 
 
@@ -395,21 +397,27 @@ class PendingReserve(PendingRequest):
             self._fail(error)
 
 
-def begin_reserve(
+def serve_reserved(
     requester: Requester,
     context: ServerContext,
     owners: "ConnectionOwners | None",
-    request: Reserve,
+    request: Reserve | EndsReads,
     handler: ReserveHandler,
 ) -> None:
-    """Serve a request to reserve items; `owners` are those of the connection, if it is one."""
+    """Serve a request about reserved reads, perhaps in several turns.
+
+    `owners` are those of the connection, if it comes from one.
+    """
+    requester.count_slow_request()
     try:
+        if not isinstance(request, Reserve):
+            _end_reads(requester, context, owners, request, handler)
+            return
         if request.owner and owners is not None:
             owners.add(request.owner)
     except KestrelError as error:
         handler.fail(error)
         return
-    requester.count_slow_request()
     terms = _terms(request.lease, request.grace, request.owner, request.tag)
     seconds = request.timeout / 1000
     PendingReserve(
@@ -417,36 +425,31 @@ def begin_reserve(
     ).begin()
 
 
-def end_reserved(
+def _end_reads(
     requester: Requester,
     context: ServerContext,
     owners: "ConnectionOwners | None",
     request: EndsReads,
-    answer: CountAnswer,
-    refuse: Refuse,
+    handler: ReserveHandler,
 ) -> None:
-    """Serve a request about reads that are reserved: call `answer` or `refuse`, perhaps later."""
-    requester.count_slow_request()
-    try:
-        if isinstance(request, ExtendOwner):
-            if owners is not None:
-                owners.add(request.owner)
-            seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
-            answer(context.collection.owners.extend(request.owner, seconds, now), None)
-            return
-        if isinstance(request, Retire):
-            queue = context.queue_to_read(request.queue)
-        else:
-            queue = _existing(context, request.queue)
-        if queue is None:
-            answer(0, None)
-        elif isinstance(request, Release) and request.owner:
-            _check_release(context, queue, request)
-            _OwnerRelease(requester, queue, request, answer, refuse).begin()
-        else:
-            answer(_applied(context, queue, request), queue)
-    except KestrelError as error:
-        refuse(error)
+    """Serve a request about reads that are reserved. Raises KestrelError."""
+    if isinstance(request, ExtendOwner):
+        if owners is not None:
+            owners.add(request.owner)
+        seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
+        handler.answer_count(context.collection.owners.extend(request.owner, seconds, now), None)
+        return
+    if isinstance(request, Retire):
+        queue = context.queue_to_read(request.queue)
+    else:
+        queue = _existing(context, request.queue)
+    if queue is None:
+        handler.answer_count(0, None)
+    elif isinstance(request, Release) and request.owner:
+        _check_release(context, queue, request)
+        _OwnerRelease(requester, queue, request, handler).begin()
+    else:
+        handler.answer_count(_applied(context, queue, request), queue)
 
 
 def _existing(context: ServerContext, name: str) -> Queue | None:
@@ -519,21 +522,15 @@ def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
 class _OwnerRelease(PendingRequest):
     """The release of all reads of an owner in a queue, some in each turn."""
 
-    __slots__ = ("_answer", "_count", "_failure", "_queue", "_refuse", "_request", "_requester")
+    __slots__ = ("_count", "_failure", "_handler", "_queue", "_request", "_requester")
 
     def __init__(
-        self,
-        requester: Requester,
-        queue: Queue,
-        request: Release,
-        answer: CountAnswer,
-        refuse: Refuse,
+        self, requester: Requester, queue: Queue, request: Release, handler: ReserveHandler
     ) -> None:
         self._requester = requester
         self._queue = queue
         self._request = request
-        self._answer = answer
-        self._refuse = refuse
+        self._handler = handler
         self._count = 0
         self._failure = queue.failure
 
@@ -557,9 +554,9 @@ class _OwnerRelease(PendingRequest):
             return
         requester.request_done()
         if self._has_failed and queue.failure is not None:
-            self._refuse(queue.failure)
+            self._handler.fail(queue.failure)
         else:
-            self._answer(self._count, queue)
+            self._handler.answer_count(self._count, queue)
 
     def oldest(self) -> int | None:
         """Return the xid of the owner's oldest read, unless it goes elsewhere than to the head."""
@@ -676,7 +673,7 @@ class AwaitedRequest(ReserveHandler):
             KestrelError: nothing was reserved, or it was released again.
         """
         try:
-            begin_reserve(self, self._context, None, request, self)
+            serve_reserved(self, self._context, None, request, self)
             await self._wait()
         except BaseException:
             self.cancel()
@@ -690,7 +687,7 @@ class AwaitedRequest(ReserveHandler):
             KestrelError: the request is refused, or could not be written.
         """
         try:
-            end_reserved(self, self._context, None, request, self._answer_count, self.fail)
+            serve_reserved(self, self._context, None, request, self)
             await self._wait()
         except BaseException:
             self.cancel()
@@ -744,7 +741,8 @@ class AwaitedRequest(ReserveHandler):
         """Hand over the error."""
         self._end(error)
 
-    def _answer_count(self, count: int, queue: Queue | None) -> None:
+    def answer_count(self, count: int, queue: Queue | None) -> None:
+        """Hand over of how many reads or tags something was done."""
         self._count = count
         self._queues = () if queue is None else (queue,)
         self._end(None)

@@ -50,7 +50,7 @@ from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingConfirm
-from kestrelmq.server.requests.reserving import ConnectionOwners
+from kestrelmq.server.requests.reserving import ConnectionOwners, serve_reserved
 from kestrelmq.server.sessions.large_item import (
     LARGE_ITEM,
     ArrivingItem,
@@ -64,7 +64,7 @@ from kestrelmq.server.sessions.memcache_reads import (
     error_reply,
     refuse,
 )
-from kestrelmq.server.sessions.memcache_reserving import end_reads, reserve
+from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
@@ -443,10 +443,9 @@ class MemcacheSession(Session):
                 ).begin()
             case TouchRead(queue, milliseconds):
                 self._touch(queue, milliseconds)
-            case Reserve():
-                reserve(self._connection, self._context, self._owners, request)
-            case Finish() | Release() | Extend() | ExtendOwner() | Retire():
-                end_reads(self._connection, self._context, self._owners, request)
+            case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
+                handler = MemcacheReserving(self._connection, request)
+                serve_reserved(self._connection, self._context, self._owners, request, handler)
             case Quit():
                 self._connection.closing = True
             case _:

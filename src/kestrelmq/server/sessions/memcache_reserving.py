@@ -20,19 +20,15 @@ from kestrelmq.protocol.reserving import (
     Retire,
 )
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import rest_of
 from kestrelmq.server.requests.reserving import (
-    ConnectionOwners,
     Reserved,
     ReserveHandler,
-    begin_reserve,
-    end_reserved,
 )
 from kestrelmq.server.sessions.memcache_reads import refuse
 
 _LINE_END: Final = b"\r\n"
-_VERBS: Final[dict[type[EndsReads], bytes]] = {
+_VERBS: Final[dict[type[Reserve | EndsReads], bytes]] = {
     Finish: b"FINISHED",
     Release: b"RELEASED",
     Extend: b"EXTENDED",
@@ -42,13 +38,14 @@ _VERBS: Final[dict[type[EndsReads], bytes]] = {
 """The first word of each reply."""
 
 
-class MemcacheReserve(ReserveHandler):
-    """A `reserve`."""
+class MemcacheReserving(ReserveHandler):
+    """The replies to a command for reserved reads."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("_connection", "_request")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, request: Reserve | EndsReads) -> None:
         self._connection = connection
+        self._request = request
 
     def answer(self, reserved: Reserved) -> None:
         """Send the items and END."""
@@ -66,6 +63,10 @@ class MemcacheReserve(ReserveHandler):
     def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
         self._connection.push(DONE, queues)
+
+    def answer_count(self, count: int, queue: Queue | None) -> None:
+        """Send of how many reads or tags something was done."""
+        self._connection.push(memcache.counted_line(_VERBS[type(self._request)], count), queue)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
@@ -105,25 +106,3 @@ def _decimals(xids: Sequence[int]) -> list[tuple[bytes, list[bytes]]]:
     if not is_run(xids):
         return [(b"", [b"%d" % xid for xid in xids])]
     return consecutive(first_xid(xids), len(xids))
-
-
-def reserve(
-    connection: Connection, context: ServerContext, owners: ConnectionOwners, request: Reserve
-) -> None:
-    """Serve a `reserve`."""
-    begin_reserve(connection, context, owners, request, MemcacheReserve(connection))
-
-
-def end_reads(
-    connection: Connection, context: ServerContext, owners: ConnectionOwners, request: EndsReads
-) -> None:
-    """Serve a request about reads that are reserved."""
-    verb = _VERBS[type(request)]
-    end_reserved(
-        connection,
-        context,
-        owners,
-        request,
-        lambda count, queue: connection.push(memcache.counted_line(verb, count), queue),
-        lambda error: refuse(connection, error),
-    )

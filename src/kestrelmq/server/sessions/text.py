@@ -33,7 +33,6 @@ from kestrelmq.protocol.managing import (
     Version,
 )
 from kestrelmq.protocol.reserving import (
-    EndsReads,
     Extend,
     ExtendOwner,
     Finish,
@@ -70,8 +69,7 @@ from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
     Reserved,
     ReserveHandler,
-    begin_reserve,
-    end_reserved,
+    serve_reserved,
 )
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
@@ -157,7 +155,8 @@ class TextSession(Session):
             case Put():
                 self._put(command)
             case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
-                self._serve_reserved(command)
+                handler = _TextReserving(self._connection)
+                serve_reserved(self._connection, self._context, self._owners, command, handler)
             case Confirm(queue, count):
                 answer = partial(self._answer_confirm, count)
                 PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
@@ -203,20 +202,6 @@ class TextSession(Session):
             self._connection.push(text.error_reply("Not that many transactions open."))
         else:
             self._connection.push(text.count_reply(count), touched)
-
-    def _serve_reserved(self, command: Reserve | EndsReads) -> None:
-        connection, context, owners = self._connection, self._context, self._owners
-        if isinstance(command, Reserve):
-            begin_reserve(connection, context, owners, command, _TextReserve(connection))
-            return
-        end_reserved(
-            connection,
-            context,
-            owners,
-            command,
-            lambda count, queue: connection.push(text.count_reply(count), queue),
-            partial(_refuse, connection),
-        )
 
     def _manage(self, command: ManagingRequest) -> None:
         connection, context = self._connection, self._context
@@ -272,8 +257,8 @@ def _clients(context: ServerContext, offset: int) -> Pieces:
     yield text.NO_ITEM
 
 
-class _TextReserve(ReserveHandler):
-    """A `reserve`."""
+class _TextReserving(ReserveHandler):
+    """The replies to a command for reserved reads."""
 
     __slots__ = ("_connection",)
 
@@ -294,6 +279,10 @@ class _TextReserve(ReserveHandler):
     def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
         self._connection.push(_DONE, queues)
+
+    def answer_count(self, count: int, queue: Queue | None) -> None:
+        """Send of how many reads or tags something was done."""
+        self._connection.push(text.count_reply(count), queue)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""

@@ -29,7 +29,6 @@ from kestrelmq.protocol.managing import (
     Version,
 )
 from kestrelmq.protocol.reserving import (
-    EndsReads,
     Extend,
     ExtendOwner,
     Finish,
@@ -73,8 +72,7 @@ from kestrelmq.server.requests.reserving import (
     ConnectionOwners,
     Reserved,
     ReserveHandler,
-    begin_reserve,
-    end_reserved,
+    serve_reserved,
 )
 from kestrelmq.server.sessions.thrift_reads import ThriftGet, ThriftOpenReads
 from kestrelmq.server.status import Status
@@ -252,7 +250,8 @@ class ThriftSession(Session):
                 case Put():
                     self._put(header, request)
                 case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
-                    self._serve_reserved(header, request)
+                    handler = _ThriftReserving(self, header)
+                    serve_reserved(self._connection, self._context, self._owners, request, handler)
                 case Confirm() | Abort():
                     self.answer(header, *self._end_reads(request))
                 case Peek(name):
@@ -263,21 +262,6 @@ class ThriftSession(Session):
                     self._manage(header, request)
         except KestrelError as error:
             self.refuse(header, error)
-
-    def _serve_reserved(self, header: MessageHeader, request: Reserve | EndsReads) -> None:
-        connection, context, owners = self._connection, self._context, self._owners
-        if isinstance(request, Reserve):
-            handler = _ThriftReserve(self, header)
-            begin_reserve(connection, context, owners, request, handler)
-            return
-        end_reserved(
-            connection,
-            context,
-            owners,
-            request,
-            lambda count, queue: self.answer(header, count, queue),
-            lambda error: self.refuse(header, error),
-        )
 
     def answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
         """Answer the request of `header`, once what was written to `queues` is."""
@@ -412,8 +396,8 @@ def _browsed(place: int, record: bytes) -> BrowsedItem:
     return BrowsedItem(place, *item_times(record), rest_of(record, ADDX_HEADER))
 
 
-class _ThriftReserve(ReserveHandler):
-    """A `reserve`."""
+class _ThriftReserving(ReserveHandler):
+    """The answers to a request about reserved reads."""
 
     __slots__ = ("_header", "_session")
 
@@ -443,6 +427,10 @@ class _ThriftReserve(ReserveHandler):
     def answer_done(self, queues: tuple[Queue, ...]) -> None:
         """Send that the tag is done."""
         self._session.answer(self._header, ReservedItems((), is_done=True), queues)
+
+    def answer_count(self, count: int, queue: Queue | None) -> None:
+        """Send of how many reads or tags something was done."""
+        self._session.answer(self._header, count, queue)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
