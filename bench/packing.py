@@ -23,9 +23,6 @@ from bench.report.session import Session, numbers, parser
 from bench.report.table import Column, mebibytes, ratio
 from bench.servers import Peer, Running
 
-CHUNK = 1_000_000
-"""Items added at a time when a backlog is filled; each such load has its own time limit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -66,10 +63,8 @@ def measure(peer: Peer, options: argparse.Namespace) -> list[Point]:
         there = 0
         cycle(peer, server, options, 1)
         for backlog in sorted(options.backlogs):
-            while there < backlog:
-                count = min(CHUNK, backlog - there)
-                filling = Load((Operation.SET,), count, depth=16, size=options.size)
-                there += process.run(filling, peer, server)[0].operations
+            process.fill(peer, server, backlog - there, options.size, options.time_limit)
+            there = backlog
             phases = cycle(peer, server, options, options.cycles)
             points.append(point(peer.name, backlog, phases))
     return beside_empty(points)

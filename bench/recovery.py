@@ -16,7 +16,6 @@ from pathlib import Path
 
 from bench import servers
 from bench.load import accounting, process
-from bench.load.process import Load
 from bench.load.worker import LoadError, Plan, Worker
 from bench.load.workload import Operation
 from bench.report.medians import middle
@@ -24,8 +23,6 @@ from bench.report.session import Session, parser
 from bench.report.table import Column, mebibytes, ratio, whole
 from bench.servers import Peer, PeerError, Running
 
-CHUNK = 1_000_000
-"""Items added at a time; each such load has its own time limit."""
 NOISE = 0.05
 """Seconds by which the times of two equal starts differ."""
 
@@ -65,7 +62,7 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
             pass  # Now the program itself is in the page cache.
         with servers.started(peer, None, directory) as server:
             empty, empty_cpu = server.start_seconds, accounting.cpu_seconds(server.pid)
-            fill(peer, server, options)
+            process.fill(peer, server, options.items, options.size, options.time_limit)
         files = sorted(path for path in (directory / "data").rglob("*") if path.is_file())
         size = sum(path.stat().st_size for path in files)
         cat = min(reading_takes(files) for _ in range(3))
@@ -74,15 +71,6 @@ def measure(peer: Peer, options: argparse.Namespace) -> Row:
             full_cpu = accounting.cpu_seconds(server.pid)
             resident = accounting.memory(server.pid).resident
     return Row(peer.name, options.items, size, cat, empty, full, empty_cpu, full_cpu, resident)
-
-
-def fill(peer: Peer, server: Running, options: argparse.Namespace) -> None:
-    """Set all items."""
-    for begin in range(0, options.items, CHUNK):
-        count = min(CHUNK, options.items - begin)
-        limit = max(options.time_limit, count / 2000)
-        filling = Load((Operation.SET,), count, depth=16, size=options.size, time_limit=limit)
-        process.run(filling, peer, server)
 
 
 def reading_takes(files: list[Path]) -> float:

@@ -13,6 +13,8 @@ from bench.load.generator import Phase
 from bench.load.workload import Operation
 from bench.servers import Peer, PeerError, Running
 
+CHUNK = 1_000_000
+"""Items added at a time by `fill`."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -82,6 +84,17 @@ def run(load: Load, peer: Peer, server: Running) -> list[Phase]:
     process = start(load, peer, server)
     limit = load.time_limit * len(load.operations) * (load.repeat + 2)
     return phases(process, limit)
+
+
+def fill(peer: Peer, server: Running, count: int, size: int, time_limit: float) -> None:
+    """Set so many items of `size` bytes, a million at a time. Raises `PeerError`.
+
+    Each million may take `time_limit` seconds, or 500 us an item if that is longer.
+    """
+    for begin in range(0, count, CHUNK):
+        some = min(CHUNK, count - begin)
+        limit = max(time_limit, some / 2000)
+        run(Load((Operation.SET,), some, depth=16, size=size, time_limit=limit), peer, server)
 
 
 def start(load: Load, peer: Peer, server: Running, *, low_priority: bool = False) -> Process:
