@@ -199,6 +199,11 @@ class Shutdown:
     """Stop the server."""
 
 
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Close the connection."""
+
+
 Manage = Browse | Move | Pause | Declare | Flush | FlushAll | FlushExpired | Delete
 """Requests about queues, which are answered later."""
 ManagingRequest = Manage | ListClients | KillClient

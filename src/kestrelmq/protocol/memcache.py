@@ -28,6 +28,7 @@ from kestrelmq.protocol.managing import (
     FlushExpired,
     GetStatus,
     ManagingRequest,
+    Quit,
     Reload,
     SetStatus,
     Shutdown,
@@ -173,11 +174,6 @@ class Dump:
 
     what: Literal["stats", "config"]
     queues: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Quit:
-    """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from kestrelmq.protocol.managing import (
     FlushExpired,
     GetStatus,
     ManagingRequest,
+    Quit,
     Reload,
     SetStatus,
     Shutdown,
@@ -132,11 +133,6 @@ class Confirm:
 
     queue: str
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Quit:
-    """Close the connection."""
 
 
 Command: TypeAlias = (

@@ -14,6 +14,7 @@ from kestrelmq.protocol.managing import (
     FlushAll,
     FlushExpired,
     GetStatus,
+    Quit,
     Reload,
     SetStatus,
     Shutdown,
@@ -27,7 +28,6 @@ from kestrelmq.protocol.text import (
     Monitor,
     Peek,
     Put,
-    Quit,
     TextParser,
 )
 

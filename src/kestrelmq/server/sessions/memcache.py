@@ -18,7 +18,7 @@ from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
-from kestrelmq.protocol.managing import ListClients, Shutdown, Version
+from kestrelmq.protocol.managing import ListClients, Quit, Shutdown, Version
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -35,7 +35,6 @@ from kestrelmq.protocol.memcache import (
     Monitor,
     NumberedLine,
     Parser,
-    Quit,
     RefusedRequest,
     Request,
     Set,

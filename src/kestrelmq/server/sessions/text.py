@@ -27,6 +27,7 @@ from kestrelmq.protocol.managing import (
     KillClient,
     ListClients,
     ManagingRequest,
+    Quit,
     Reload,
     SetStatus,
     Shutdown,
@@ -48,7 +49,6 @@ from kestrelmq.protocol.text import (
     Monitor,
     Peek,
     Put,
-    Quit,
     TextParser,
 )
 from kestrelmq.server.clients import connected_clients, kill_client
