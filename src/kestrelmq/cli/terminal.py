@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STDOUT: Final = 1
+_CLOSED: Final = "standard output is closed"
 
 
 class OutputError(KestrelError):
@@ -50,7 +51,7 @@ class _ClosedOutput(TextIOBase):
 
     def write(self, _: str, /) -> NoReturn:
         """Raise KestrelError."""
-        raise KestrelError("standard output is closed")
+        raise KestrelError(_CLOSED)
 
 
 def tell_output_errors_apart() -> None:
@@ -155,7 +156,7 @@ def standard_input() -> BufferedReader:
 def standard_output() -> TextIO:
     """Return standard output. Raises KestrelError: it is closed."""
     if isinstance(sys.stdout, _ClosedOutput):
-        raise KestrelError("standard output is closed")
+        raise KestrelError(_CLOSED)
     return sys.stdout
 
 
