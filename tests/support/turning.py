@@ -38,6 +38,7 @@ class Turning:
         turns: serves the connections.
         context: what the sessions share.
         connections: those that are not closed yet, by their client's descriptor.
+        parser: reads the lines of the memcache clients.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Turning:
         if writer is None:
             writer = ThreadWorker(self._loop.call_soon_threadsafe)
         self._writer = self.collection.tasks.worker = self.collection.commits.writer = writer
-        self._parser = Parser(self._config.memcache_dialect, queue_name_error)
+        self.parser = Parser(self._config.memcache_dialect, queue_name_error)
         self._thrift_reads = ThriftOpenReads()
 
     def __enter__(self) -> Self:
@@ -118,7 +119,7 @@ class Turning:
     def _new_session(self, protocol: str, connection: Connection) -> Session:
         match protocol:
             case "memcache":
-                return MemcacheSession(connection, self.context, self._parser)
+                return MemcacheSession(connection, self.context, self.parser)
             case "text":
                 return TextSession(connection, self.context)
             case _:

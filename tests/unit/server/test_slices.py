@@ -12,6 +12,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_deliveries
+from kestrelmq.protocol.memcache import Request
 from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.server.requests.reads import HeldReadsReturn
 from kestrelmq.server.requests.reserving import AwaitedRequest
@@ -574,3 +575,32 @@ def test_reads_opened_together_end_by_themselves(tmp_path: Path) -> None:
     assert queues.items() == [b"a", b"c"]
     assert not queue.open
     queues.close()
+
+
+def test_a_long_line_that_waits_for_its_turn(tmp_path: Path) -> None:
+    """It is parsed once, however many turns serve others before."""
+    turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # each turn does one piece
+    reads = b" ".join([b"%d-0123456789abcdef" % xid for xid in range(1, 201)])
+    parsed: list[bytes] = []
+    parse_long = turning.parser.parse_long
+
+    def counting(line: bytes) -> Request:
+        parsed.append(line)
+        return parse_long(line)
+
+    turning.parser.parse_long = counting
+
+    async def scenario() -> None:
+        turning.collection.obtain("work").add(b"x")
+        clients = [turning.connect("memcache") for _ in range(10)]
+        for client in clients:
+            client.sendall(b"finish work %b\r\n" % reads)  # all come in the same turn
+        for client in clients:
+            assert await turning.receive(client, b"\r\n") == b"FINISHED 0\r\n"
+        assert parsed == [b"finish work %b\r" % reads] * len(clients)
+        for client in clients:
+            client.close()
+        await turning.until(lambda: not turning.connections)
+
+    run(tmp_path, scenario(), turning)

@@ -137,10 +137,14 @@ class MemcacheSession(Session):
             elif isinstance(request, RefusedRequest):
                 position = self._refuse(request, data, body)
             elif self._turns.slow_share_is_over():
+                # However long the line is, it is not to be parsed again in each turn until then.
+                self._line, self._request = data[position:body], request
                 connection.yield_turn()
                 return data[position:]
             else:
                 position = body
+                if len(self._line) > MAX_CACHED_LINE:
+                    self._line, self._request = _FIRST_LINE, _FIRST_REQUEST
                 self._serve_other(request)
         return data[position:] if position < end else b""
 
