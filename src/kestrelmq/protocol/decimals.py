@@ -3,6 +3,7 @@
 from typing import Final
 
 _ENDINGS: Final = [b"%03d" % number for number in range(1000)]
+_SPACED: Final = b" ".join(_ENDINGS)
 
 
 def consecutive(first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
@@ -23,3 +24,16 @@ def consecutive(first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
             groups.append((b"%d" % thousands, _ENDINGS[place : place + stop - first]))
         first = stop
     return groups
+
+
+def joined(first: int, count: int, separator: bytes) -> bytes:
+    """Return the texts of `count` numbers from `first` on, at least one, with `separator` between.
+
+    If all begin alike, this takes half as long as to join what `consecutive` returns.
+    """
+    thousands, place = divmod(first, 1000)
+    if thousands > 0 and place + count <= 1000:
+        begin = b"%d" % thousands
+        return begin + _SPACED[4 * place : 4 * (place + count) - 1].replace(b" ", separator + begin)
+    groups = consecutive(first, count)
+    return separator.join([begin + ending for begin, endings in groups for ending in endings])

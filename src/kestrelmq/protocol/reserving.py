@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kestrelmq.protocol.decimals import consecutive
+from kestrelmq.protocol.decimals import joined
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.words import NameParser, milliseconds, number, split_options
 from kestrelmq.tags import MAX_EPOCH, MAX_TAG, parse_tag
@@ -212,10 +212,8 @@ def _parse_run(text: bytes) -> Reads | None:
     is_long_enough = len(text) >= count * (_SUFFIX + 2) - 1
     if not (is_long_enough and xid.isdigit() and len(xid) <= _MAX_DIGITS and suffix[:1] == b"-"):
         return None
-    first, written = int(xid), []
-    for begin, endings in consecutive(first, count):
-        written.append(begin + (suffix + b" " + begin).join(endings) + suffix)
-    if b" ".join(written) != text:
+    first = int(xid)
+    if joined(first, count, suffix + b" ") + suffix != text:
         return None
     xids = range(first, first + count) if count > 1 else (first,)
     return ((_nonce(suffix, word), xids),)
