@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import accumulate
 from typing import Final
 
@@ -28,7 +28,7 @@ PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
 _READS: Final = frozenset({REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID})
 
 
-class Latency(Enum):
+class Latency(StrEnum):
     """What is measured; the value is its name in the statistics."""
 
     SET = "set_latency_usec"
@@ -192,12 +192,8 @@ Histograms = dict[Latency, Histogram]
 """Histograms by what they measure; those without a value are missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """An operation of this turn that is being measured."""
-
-    queue: Queue
-    kind: Latency
+Sample = tuple[Queue, Latency]
+"""An operation of this turn that is being measured: on which queue, and as what."""
 
 
 class Latencies:
@@ -230,16 +226,17 @@ class Latencies:
             assert isinstance(queue, Queue)  # noqa: S101 # nothing else collects changes
             opcode = queue.sample(number)
             if opcode == ADDX:
-                return Sample(queue, Latency.SET)
+                return queue, Latency.SET
             if opcode in _READS:
-                return Sample(queue, Latency.GET_HIT)
-        return Sample(missed, Latency.GET_MISS) if missed is not None else None
+                return queue, Latency.GET_HIT
+        return (missed, Latency.GET_MISS) if missed is not None else None
 
     def record_sample(self, sample: Sample, microseconds: int) -> None:
         """Record the time of a chosen operation, up to its reply."""
-        self.record(sample.queue, sample.kind, microseconds)
-        if sample.kind is Latency.GET_HIT:
-            self.record(sample.queue, Latency.DELIVERY, sample.queue.last_wait * 1000)
+        queue, kind = sample
+        self.record(queue, kind, microseconds)
+        if kind is Latency.GET_HIT:
+            self.record(queue, Latency.DELIVERY, queue.last_wait * 1000)
 
     def timed_out(self, queue: Queue, seconds: float) -> None:
         """Record how long a read waited in vain."""
