@@ -24,7 +24,7 @@ _PARTS: Final = 8
 _PART_BITS: Final = 4  # bits of a value that select its cell: the leading 1 and the part number
 _MAX_VALUE: Final = 2**40 - 1  # 12 days
 
-PERCENTILES: Final = (50.0, 90.0, 95.0, 99.0, 99.9)
+PERCENTILES: Final[tuple[float, ...]] = (50.0, 90.0, 95.0, 99.0, 99.9)
 _READS: Final = frozenset({REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID})
 
 
