@@ -34,8 +34,6 @@ MAX_STATS_BYTES: Final = 256 * 1024 * 1024
 """Most bytes of statistics, or of a list of clients, read from one server."""
 READS_AT_ONCE: Final = 150
 """Reserved reads in one request, whose line a server takes up to 8 KiB."""
-_MOST_DIGITS: Final = 20
-"""Digits of the longest number in a reply."""
 _CLIENT: Final = "CLIENT "
 
 
@@ -448,7 +446,7 @@ def _number(reply: wire.Reply, text: str) -> int:
 
 def _numbers(reply: wire.Reply, words: Sequence[bytes]) -> list[int]:
     lengths = [len(word) for word in words]
-    if not (b"".join(words).isdigit() and min(lengths) > 0 and max(lengths) <= _MOST_DIGITS):
+    if not (b"".join(words).isdigit() and min(lengths) > 0 and max(lengths) <= wire.MAX_DIGITS):
         _unexpected(reply)
     return [int(word) for word in words]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.protocol.memcache_client import MAX_DIGITS
 from kestrelmq.protocol.stats import QUEUE_STATS
 
 _PREFIX: Final = "queue_"
-_DIGITS: Final = 20
 # Our server shows these only in its admin service, but other servers of this protocol report them.
 _OF_OTHER_SERVERS: Final = {"put_items", "put_bytes"}
 _STATS: Final = {
@@ -82,7 +82,7 @@ def over_servers(stat: str, same: Sequence[QueueStats]) -> int:
 def number(text: str) -> int:
     """Parse a statistic as a number; return 0 if it is not one, or longer than any counter is."""
     digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else 0
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS else 0
 
 
 def queue_stats(server: str, pairs: Iterable[tuple[str, str]]) -> list[QueueStats]:

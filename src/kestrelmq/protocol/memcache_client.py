@@ -26,6 +26,8 @@ MAX_LINE_BYTES: Final = 1024 * 1024
 
 MAX_WORD_BYTES: Final = 250
 MAX_NUMBER: Final = 2**31 - 1
+MAX_DIGITS: Final = 20
+"""Digits of the longest number in a reply: any of 64 bits."""
 
 _FAILURES: Final = {b"ERROR", b"CLIENT_ERROR", b"SERVER_ERROR"}
 _ITEM_END: Final = b"\r\n"
@@ -188,8 +190,7 @@ def _parse_line(line: bytes) -> Reply:
 
 
 def _is_number(word: bytes) -> bool:
-    # isdigit of bytes is ASCII only; 20 digits hold every 64-bit number.
-    return word.isdigit() and len(word) <= 20
+    return word.isdigit() and len(word) <= MAX_DIGITS  # isdigit of bytes is ASCII only
 
 
 def _text(line: bytes) -> str:

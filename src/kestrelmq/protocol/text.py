@@ -62,7 +62,7 @@ from kestrelmq.protocol.managing import (
 )
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.words import NameParser
+from kestrelmq.protocol.words import NameParser, number
 
 MAX_LINE_BYTES: Final = 8192
 """The longest command line in bytes, without its line end."""
@@ -77,8 +77,6 @@ _LARGE_LINE: Final = 1 << 20
 """A line with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
 _RETURN: Final = ord("\r")
 
-# Of times and counts: enough for any sensible number, and few enough to convert quickly.
-_MOST_DIGITS: Final = 18
 LargestItem = Callable[[str], int | None]
 """Returns the most bytes that an item of a queue may have; None is no limit."""
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
@@ -453,17 +451,17 @@ def _name(word: bytes) -> str:
 
 
 def _integer(word: bytes) -> int:
-    digits = word.removeprefix(b"-")
-    if digits.isdigit() and len(digits) <= _MOST_DIGITS:
-        return int(word)
-    raise _fault("not a number")
+    value = number(word)
+    if value is None:
+        raise _fault("not a number")
+    return value
 
 
 def _count(word: bytes) -> int:
-    number = _integer(word)
-    if number < 0:
+    value = _integer(word)
+    if value < 0:
         raise _fault("a number below 0")
-    return number
+    return value
 
 
 def _fault(message: str) -> ClientFault:
