@@ -5,14 +5,15 @@ items; the driver only tells a server that they could not reach, when that is ba
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.live.batch_plan import BatchPlan
+from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.shares import PartitionShare
-from kestrelmq.spark.live.staging import PartId, StagedPart, Staging, StagingInUse
+from kestrelmq.spark.live.staging import PartId, Staging, StagingInUse
 
 LOCK_PATIENCE: Final = 15.0
 """Seconds that a new query waits for the lock. If a driver was killed, its Python process keeps the
@@ -22,26 +23,13 @@ SETTLE_PAUSE: Final = 5.0
 """Seconds before a server that could not be told about parts is asked again."""
 
 
-class PartServers(Protocol):
-    """What is told to the servers; `server_probe.ServerProbe` implements it."""
-
-    def settle(self, part: StagedPart) -> bool:
-        """Tell the server of a part about it; return whether that was possible."""
-
-    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
-        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.
-
-        `queues` are those of each server.
-        """
-
-
 class FileBatches:
     """The batches of one query; see `stream_driver.Batches` for the methods."""
 
     def __init__(
         self,
         staging: Staging,
-        servers: PartServers,
+        servers: ServerProbe,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -6,15 +6,16 @@ connects it to Spark's interface.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.errors import ConfigError, ServerUnavailable
-from kestrelmq.spark.live.batch_plan import BatchPlan, WaitingQueue, from_offset, share_out
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset, share_out
 from kestrelmq.spark.live.queue_choice import QueueChoice
+from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.shares import PartitionShare
 
 COUNTING_PAUSE: Final = 0.2
@@ -23,34 +24,6 @@ COUNTING_PAUSE: Final = 0.2
 
 BACKLOG_PAUSE: Final = 10.0
 """Seconds for which the backlog is not asked for again."""
-
-
-class QueueServers(Protocol):
-    """What the driver asks about the servers; `server_probe.ServerProbe` implements it."""
-
-    def check_readable(self, patience: float) -> None:
-        """Raise QueueCannotBeRead if a server has a queue but refuses to let it be read."""
-
-    def with_items(self, wait: float) -> list[WaitingQueue]:
-        """Return the queues that have items; wait up to `wait` seconds for one."""
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return the number of items in each queue on each server that can be asked.
-
-        Raise QueueCannotBeRead if a queue that has any is paused.
-        """
-
-    def unavailable(self) -> ServerUnavailable:
-        """Return the error to raise when no server can be asked; it says why."""
-
-    def backlog(self) -> dict[str, dict[str, Any]]:
-        """Return how much waits on each server that can be asked."""
-
-    def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
-        """Return which of the servers have reserved reads; without those that do not answer."""
-
-    def close(self) -> None:
-        """Close all connections."""
 
 
 class Batches(Protocol):
@@ -110,7 +83,7 @@ class StreamDriver:
     def __init__(  # noqa: PLR0913 # one for each option
         self,
         batches: Batches,
-        servers: QueueServers,
+        servers: ServerProbe,
         choice: QueueChoice,
         *,
         wait: float = 1.0,

@@ -12,6 +12,7 @@ from kestrelmq.spark.live.batch_plan import WaitingQueue, from_offset
 from kestrelmq.spark.live.file_batches import SETTLE_PAUSE, FileBatches
 from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded
+from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
 from kestrelmq.spark.live.stream_driver import BACKLOG_PAUSE, BatchLimits, StreamDriver
 from kestrelmq.testing.clock import FakeClock
@@ -19,7 +20,7 @@ from kestrelmq.testing.clock import FakeClock
 LIMITS = BatchLimits(100, 1000)
 
 
-class Cluster:
+class Cluster(ServerProbe):
     """Servers with items, by number."""
 
     def __init__(self, items: Mapping[str, int]) -> None:
