@@ -204,6 +204,14 @@ class Quit:
     """Close the connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Confirm the `count` oldest open reads of the connection; thrift names reads by their ids."""
+
+    queue: str
+    count: int
+
+
 Manage = Browse | Move | Pause | Declare | Flush | FlushAll | FlushExpired | Delete
 """Requests about queues, which are answered later."""
 ManagingRequest = Manage | ListClients | KillClient

@@ -22,6 +22,7 @@ from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
 from kestrelmq.protocol.managing import (
+    Confirm,
     Delete,
     Flush,
     FlushAll,
@@ -143,14 +144,6 @@ class Monitor:
     queue: str
     seconds: int
     max_items: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Confirm the oldest `count` open reads."""
-
-    queue: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

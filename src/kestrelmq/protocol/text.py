@@ -48,6 +48,7 @@ from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
 from kestrelmq.protocol.managing import (
+    Confirm,
     Delete,
     Flush,
     FlushAll,
@@ -123,14 +124,6 @@ class Monitor:
     queue: str
     timeout: int
     most: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Confirm:
-    """Confirm the `count` oldest open reads of the connection."""
-
-    queue: str
-    count: int
 
 
 Command: TypeAlias = (

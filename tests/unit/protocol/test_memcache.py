@@ -11,6 +11,7 @@ from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import binary_refusal
 from kestrelmq.protocol.managing import (
     Browse,
+    Confirm,
     Declare,
     Delete,
     Flush,
@@ -30,7 +31,6 @@ from kestrelmq.protocol.managing import (
 from kestrelmq.protocol.memcache import (
     MAX_ITEM_BYTES,
     MAX_LINE,
-    Confirm,
     Dialect,
     Dump,
     Get,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
+    Confirm,
     Delete,
     Flush,
     FlushAll,
@@ -23,7 +24,6 @@ from kestrelmq.protocol.managing import (
 from kestrelmq.protocol.put_options import PutOptions
 from kestrelmq.protocol.text import (
     Command,
-    Confirm,
     Get,
     Monitor,
     Peek,

@@ -18,7 +18,7 @@ from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
-from kestrelmq.protocol.managing import ListClients, Quit, Shutdown, Version
+from kestrelmq.protocol.managing import Confirm, ListClients, Quit, Shutdown, Version
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -29,7 +29,6 @@ from kestrelmq.protocol.memcache import (
     STORED,
     TOUCHED,
     VALUE,
-    Confirm,
     Dump,
     Get,
     Monitor,

@@ -23,6 +23,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
+    Confirm,
     GetStatus,
     KillClient,
     ListClients,
@@ -44,7 +45,6 @@ from kestrelmq.protocol.reserving import (
 )
 from kestrelmq.protocol.text import (
     Command,
-    Confirm,
     Get,
     Monitor,
     Peek,
