@@ -42,19 +42,20 @@ from kestrelmq.protocol.memcache import (
     value_header,
 )
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
-from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.put import PendingPut
-from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingConfirm
-from kestrelmq.server.requests.reserving import ConnectionOwners, serve_reserved
+from kestrelmq.server.requests.reads import PendingConfirm
+from kestrelmq.server.requests.reserving import serve_reserved
 from kestrelmq.server.sessions.large_item import (
     LARGE_ITEM,
     ArrivingItem,
     ArrivingLargeItem,
     SkippedItem,
 )
+from kestrelmq.server.sessions.line_session import LineSession
 from kestrelmq.server.sessions.memcache_admin import listing, serve_admin
 from kestrelmq.server.sessions.memcache_reads import (
     MemcacheGet,
@@ -72,12 +73,11 @@ _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
 
-class MemcacheSession(Session):
+class MemcacheSession(LineSession):
     """The session of one client: its requests and its open reads."""
 
     def __init__(self, connection: Connection, context: ServerContext, parser: Parser) -> None:
-        self._connection = connection
-        self._context = context
+        super().__init__(connection, context)
         self._turns = context.turns
         self._counters = context.counters
         self._status = context.status
@@ -88,8 +88,6 @@ class MemcacheSession(Session):
         self._parse_long = parser.parse_long
         self._parse_numbered = parser.parse_numbered
         self._epoch_expiry = _EPOCH_EXPIRY[context.config.memcache_dialect]
-        self._reads = ConnectionOpenReads()
-        self._owners = ConnectionOwners(context)
         # The last VALUE line, its size and its request: a queue's items often have the same size.
         self._header = b""
         self._header_size = -1
@@ -103,7 +101,6 @@ class MemcacheSession(Session):
         # The request of the last line that was not the same; None if it was malformed.
         self._parsed: Request | None = None
         self._arriving: ArrivingItem | None = None
-        self.bytes_needed = 0
 
     # --- the hot path ---
 
@@ -367,37 +364,13 @@ class MemcacheSession(Session):
     def failure_reply(
         self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
     ) -> bytes:
-        """Return the error reply to an operation that was undone, or that could not be synced.
-
-        If items were opened that the client does not get now, the connection ends, and gives them
-        back. Otherwise its next /close or CONFIRM would confirm what it has never seen.
-        """
-        is_reserve = self._connection.lose_answer(reply)
-        if not is_reserve and reply.startswith(VALUE) and self._reads.has_of(queues):
-            self._connection.closing = True
+        """Return the error reply to an operation that was undone, or that could not be synced."""
+        self._lose_reply(reply, VALUE, queues)
         return memcache.server_error(str(failure))
 
     def answer_internal_error(self) -> None:
         """Reply to a request that failed because of a bug, and close."""
         self._close_with(memcache.server_error("internal error"))
-
-    def open_reads(self) -> dict[str, int]:
-        """Return how many reads the client holds open, by queue; of very many only the first.
-
-        Reserved reads count if the client has named their owner.
-        """
-        counts = self._reads.counts()
-        self._owners.add_reads(counts)
-        return counts
-
-    def holds(self, queue: str) -> list[int]:
-        """Return the xids of the client's open reads of a queue; of very many only the first."""
-        return self._reads.first_xids(queue) + self._owners.first_xids(queue)
-
-    def connection_closed(self) -> None:
-        """Give the open reads back; those that are reserved stay so, perhaps for a short time."""
-        self._context.finish_in_slices(self._reads.giving_back())
-        self._owners.end()
 
     def _expiry(self, expiry: int, due: int = 0) -> int:
         """Convert a client's expiry, which is not 0, to milliseconds since the epoch.

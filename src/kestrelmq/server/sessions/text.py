@@ -52,7 +52,7 @@ from kestrelmq.protocol.text import (
     TextParser,
 )
 from kestrelmq.server.clients import connected_clients, kill_client
-from kestrelmq.server.connection import Connection, Session
+from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
 from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
@@ -66,11 +66,11 @@ from kestrelmq.server.requests.reads import (
     ReadHandler,
 )
 from kestrelmq.server.requests.reserving import (
-    ConnectionOwners,
     Reserved,
     ReserveHandler,
     serve_reserved,
 )
+from kestrelmq.server.sessions.line_session import LineSession
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
 
@@ -80,16 +80,12 @@ _SLOW: Final = (SetStatus,)
 """Commands that may take long: they are served in each turn's time for slow requests."""
 
 
-class TextSession(Session):
+class TextSession(LineSession):
     """The session of one client: its commands and its open reads."""
 
     def __init__(self, connection: Connection, context: ServerContext) -> None:
-        self._connection = connection
-        self._context = context
+        super().__init__(connection, context)
         self._parser = TextParser(context.collection.max_item_size)
-        self._reads = ConnectionOpenReads()
-        self._owners = ConnectionOwners(context)
-        self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the commands in `data`; return the input after one that waits."""
@@ -116,35 +112,14 @@ class TextSession(Session):
     def failure_reply(
         self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
     ) -> bytes:
-        """Return the error reply to an operation that was undone, or that could not be synced.
-
-        If items were opened that the client does not get now, the connection ends, as that of a
-        memcache client does.
-        """
-        is_reserve = self._connection.lose_answer(reply)
-        if not is_reserve and reply.startswith(b":") and self._reads.has_of(queues):
-            self._connection.closing = True
+        """Return the error reply to an operation that was undone, or that could not be synced."""
+        self._lose_reply(reply, b":", queues)
         return text.error_reply(str(failure))
 
     def answer_internal_error(self) -> None:
         """Reply to a command that failed because of a bug, and close."""
         self._connection.push(text.error_reply("internal error"))
         self._connection.closing = True
-
-    def open_reads(self) -> dict[str, int]:
-        """Return how many reads the client holds open, by queue; of very many only the first."""
-        counts = self._reads.counts()
-        self._owners.add_reads(counts)
-        return counts
-
-    def holds(self, queue: str) -> list[int]:
-        """Return the xids of the client's open reads of a queue; of very many only the first."""
-        return self._reads.first_xids(queue) + self._owners.first_xids(queue)
-
-    def connection_closed(self) -> None:
-        """Give the open reads back."""
-        self._context.finish_in_slices(self._reads.giving_back())
-        self._owners.end()
 
     def _serve(self, command: Command) -> None:
         match command:
