@@ -262,6 +262,24 @@ def test_an_export_to_a_pipe_or_through_a_link(spool: Path, tmp_path: Path) -> N
         assert got.result(PATIENCE) == whole
 
 
+@pytest.mark.parametrize("command", ["export", "verify"])
+def test_what_is_printed_is_not_shown_with_the_progress(spool: Path, command: str) -> None:
+    """Standard output gets the same whether or not standard error is a terminal."""
+    terminal, stderr = os.openpty()
+    shown = subprocess.run(
+        [sys.executable, "-m", "kestrelmq", "journal", command, spool],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "TERM": "xterm"},
+        check=True,
+        timeout=PATIENCE,
+    )
+    os.close(stderr)
+    assert b"ing" in os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert shown.stdout.decode() == run(command, spool)
+
+
 def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:
     """All or nothing, and no temporary stays."""
     export = tmp_path / "items.jsonl"

@@ -1,13 +1,11 @@
 """`kestrelmq bench`: load tests against a running server; each accounts for every item."""
 
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -17,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from kestrelmq.cli.terminal import progress_bar
 from kestrelmq.cli.values import duration, wrong
 from kestrelmq.cli.values import size as any_size
 from kestrelmq.client.address import parse_address
@@ -233,15 +232,11 @@ class _RichProgressBar:
 @contextmanager
 def _show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
     """Show the progress of a phase on standard error, if that is a terminal."""
-    progress = Progress(
+    with progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with progress:
+    ) as progress:
         yield _RichProgressBar(progress, progress.add_task(phase, total=items, note=""))

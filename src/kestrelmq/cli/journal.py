@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kestrelmq.cli.terminal import (
     item_for_output,
     os_error_reason,
     printable,
+    progress_bar,
     standard_input,
     standard_output,
 )
@@ -234,7 +234,10 @@ def export(
                 yield from exchange.rows(one)
             bar(size)
 
-    with _progress("exporting", sum(one.size for one in chosen)) as bar:
+    size = sum(one.size for one in chosen)
+    # Rich would break lines that it prints above a bar.
+    has_bar = output is not None or not standard_output().isatty()
+    with _progress("exporting", size, also=has_bar) as bar:
         rows = everything(bar)
         lines = (export_rows.to_json(row) + "\n" for row in rows)
         if output is None:
@@ -374,15 +377,8 @@ class ByteProgress:
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[ByteProgress]:
-    """Show a progress bar if standard error is a terminal."""
-    console = Console(stderr=True)
+def _progress(title: str, total: int, *, also: bool = True) -> Iterator[ByteProgress]:
+    """Show a progress bar in bytes, if `progress_bar` shows any."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as progress:
+    with progress_bar(*columns, TimeRemainingColumn(), also=also) as progress:
         yield ByteProgress(progress, total, title)

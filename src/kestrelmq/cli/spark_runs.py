@@ -7,16 +7,15 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kestrelmq.cli.terminal import progress_bar
 from kestrelmq.errors import KestrelError
 
 if TYPE_CHECKING:
@@ -165,13 +164,12 @@ def _first_line(text: str) -> str:
 
 @contextlib.contextmanager
 def _progress(spark: "SparkSession", what: str) -> Iterator[None]:
-    console = Console(stderr=True)
-    if not sys.stderr.isatty():
-        yield
-        return
     done = Event()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with progress_bar(*columns, TimeElapsedColumn()) as progress:
+        if progress.disable:
+            yield
+            return
         display = Thread(target=_show_stages, args=(spark, progress, what, done), daemon=True)
         display.start()
         try:

@@ -15,6 +15,7 @@ from kestrelmq.errors import KestrelError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+    from rich.progress import Progress, ProgressColumn
 
 _STDOUT: Final = 1
 _CLOSED: Final = "standard output is closed"
@@ -119,14 +120,32 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def progress_bar(*columns: "ProgressColumn", also: bool = True) -> "Progress":
+    """Return a progress bar with these columns, for a `with` block.
+
+    It shows nothing if standard error is no terminal, or if `also` is false. What is printed
+    meanwhile appears above it, unless standard output goes elsewhere.
+    """
+    from rich.console import Console  # noqa: PLC0415 # it is large, and most commands need none
+    from rich.progress import Progress  # noqa: PLC0415 # likewise
+
+    console = Console(stderr=True)
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+        disable=not (also and console.is_terminal),
+    )
+
+
 @contextmanager
 def counting(what: str, *, also: bool = True) -> Iterator[Callable[[int], None]]:
     """Show on the terminal how many of something are done: call what this yields with the number.
 
-    It shows nothing if standard error is no terminal, or if `also` is false.
+    It shows nothing if `progress_bar` does not.
     """
     from rich import progress as bars  # noqa: PLC0415 # it is large, and most commands need none
-    from rich.console import Console  # noqa: PLC0415
 
     columns = (
         bars.SpinnerColumn(),
@@ -134,14 +153,7 @@ def counting(what: str, *, also: bool = True) -> Iterator[Callable[[int], None]]
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
     )
-    console = Console(stderr=True)
-    with bars.Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,  # it would go to the terminal
-        disable=not (also and console.is_terminal),
-    ) as progress:
+    with progress_bar(*columns, also=also) as progress:
         bar = progress.add_task(what, total=None)
         yield lambda done: progress.update(bar, completed=done)
 
