@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kestrelmq.config.keys import toml_key
 from kestrelmq.config.model import LISTEN_PORTS, RELOADED, ServerConfig
 from kestrelmq.config.problems import problem_lines
+from kestrelmq.config.toml import toml_key
 from kestrelmq.errors import ConfigError
 
 

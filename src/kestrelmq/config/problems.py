@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from kestrelmq.config.keys import toml_key
+from kestrelmq.config.toml import toml_key
 from kestrelmq.config.values import value_kind_of
 
 _MOST_SHOWN: Final = 60

@@ -1,13 +1,12 @@
 """Writing settings as TOML that loads as the same settings again."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-from kestrelmq.config.keys import toml_key
 from kestrelmq.config.model import QueueConfig, ServerConfig, effective_settings, value_kinds
+from kestrelmq.config.toml import toml_key, toml_value
 from kestrelmq.config.values import ValueKind
 
 
@@ -42,7 +41,7 @@ def queue_settings(config: QueueConfig) -> list[tuple[str, str]]:
 
 def value_in_toml(kind: ValueKind, value: Any) -> str:
     """Return a value in TOML."""
-    return _toml(kind.none if value is None else kind.write(value))
+    return toml_value(kind.none if value is None else kind.write(value))
 
 
 def default_in_toml(model: type[BaseModel], name: str) -> str:
@@ -66,18 +65,4 @@ def _pairs(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[str]:
         elif value:
             yield f"# {name} {'are' if isinstance(value, tuple) else 'is'} set, and not shown"
         elif value is not None:
-            yield f"{name} = {_toml(value)}"
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return str(value)
-        case str():
-            # JSON escapes everything that TOML requires, except the delete character.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-    raise TypeError(f"{value!r} has no TOML form")
+            yield f"{name} = {toml_value(value)}"
