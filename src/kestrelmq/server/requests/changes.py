@@ -3,8 +3,7 @@
 Every protocol and the admin API use these functions. None of them blocks the loop: work on many
 queues is done in slices, in each turn's time for slow requests, and work that waits for the disk is
 done in a thread. The client is answered at the end, and only then is its next request applied
-(`answer_later`). What drops items or queues is logged with the client that asked for it, `by`; the
-admin listener logs its requests itself (`admin.guard`).
+(`answer_later`). Who asks for them logs the request: `managing`, and `admin.guard` over HTTP.
 """
 
 import asyncio
@@ -20,7 +19,6 @@ from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import TaskRequest, in_slices
-from kestrelmq.server.server_actions import log_request
 
 Result = TypeVar("Result")
 
@@ -40,12 +38,11 @@ async def run_job(context: ServerContext, job: Job) -> None:
     await _ended(partial(context.writer.run, job))
 
 
-async def flush(context: ServerContext, name: str, by: Connection | None = None) -> int:
+async def flush(context: ServerContext, name: str) -> int:
     """Drop all items of a queue that wait now; return how many.
 
     Raises as `QueueCollection.flush` and `wait_until_durable`.
     """
-    _log("flush", by, name)
     queue = context.collection.existing(name)
     return 0 if queue is None else await flush_queue(context, queue)
 
@@ -57,12 +54,11 @@ async def flush_queue(context: ServerContext, queue: Queue) -> int:
     return count
 
 
-async def flush_all(context: ServerContext, by: Connection | None = None) -> None:
+async def flush_all(context: ServerContext) -> None:
     """Drop all items of every queue that wait now.
 
     Raises as `QueueCollection.flushing` and `wait_until_durable`.
     """
-    _log("flush_all", by)
     await _durably(context, context.collection.flushing())
 
 
@@ -101,22 +97,16 @@ async def _durably(context: ServerContext, work: Generator[list[Queue], None, Re
             changed.clear()
 
 
-async def delete(context: ServerContext, name: str, by: Connection | None = None) -> bool:
+async def delete(context: ServerContext, name: str) -> bool:
     """Delete a queue with its items and its journal; return False when there is none.
 
     Raises as `QueueCollection.delete`.
     """
-    _log("delete", by, name)
     queue = context.collection.existing(name)
     if queue is None:
         return False
     await _ended(partial(context.collection.deletions.begin, queue))
     return True
-
-
-def _log(action: str, by: Connection | None, queue: str | None = None) -> None:
-    if by is not None:
-        log_request(action, by.protocol, by.peer, queue)
 
 
 async def pause(

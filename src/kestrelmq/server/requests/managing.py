@@ -59,29 +59,45 @@ def manage(
         Forbidden: the server does not allow it at present. What is returned raises it, too, and
             QueueNotFound, and whatever else the server's functions for it raise.
     """
+    if not isinstance(request, Browse | Move | Pause):
+        context.check_writable()
+    _log(request, by)
     match request:
         case Browse():
             return _browse(context, request)
-        case Move(copies=copies, target=target):
-            action = "copy" if copies else "redrive" if target is None else "move"
-            log_request(action, by.protocol, by.peer, request.queue)
+        case Move():
             return _move(context, request)
-        case Pause(resume=resume):
-            action = "resume" if resume else "pause"
-            log_request(f"{action} {request.operations}", by.protocol, by.peer, request.queue)
+        case Pause():
             return _pause(context, request)
-    context.check_writable()
-    match request:
         case Declare(name):
             return changes.declare(context, name, request.settings)
         case Flush(name):
-            return changes.flush(context, name, by)
+            return changes.flush(context, name)
         case FlushAll():
-            return changes.flush_all(context, by)
+            return changes.flush_all(context)
         case FlushExpired(expired):
             return changes.flush_expired(context, expired)
         case Delete(name):
-            return changes.delete(context, name, by)
+            return changes.delete(context, name)
+
+
+def _log(request: Manage, by: Connection) -> None:
+    """Log a request of `by` that takes items away or pauses a queue."""
+    name: str | None
+    match request:
+        case Move(name, target, copies=copies):
+            action = "copy" if copies else "redrive" if target is None else "move"
+        case Pause(name, operations, resume):
+            action = f"{'resume' if resume else 'pause'} {operations}"
+        case Flush(name):
+            action = "flush"
+        case FlushAll():
+            action, name = "flush_all", None
+        case Delete(name):
+            action = "delete"
+        case _:
+            return
+    log_request(action, by.protocol, by.peer, name)
 
 
 def check_action(context: ServerContext, request: object, by: Connection) -> None:
