@@ -54,12 +54,10 @@ def config_from_toml(text: str, source: str) -> ServerConfig:
         raise ConfigError(f"{source}: not TOML: {error}") from None
 
 
-def apply_overrides(
-    config: ServerConfig, overrides: Mapping[str, Any], source: str = "command line"
-) -> ServerConfig:
+def apply_overrides(config: ServerConfig, overrides: Mapping[str, Any]) -> ServerConfig:
     """Return `config` with the settings in `overrides` replaced; None leaves a setting as it is.
 
-    A port may be text, as on the command line: a number, or "none".
+    They are from the command line. A port may be text: a number, or "none".
 
     Raises:
         ConfigError: the settings cannot be used together.
@@ -69,7 +67,7 @@ def apply_overrides(
         if isinstance(given[name], str) and given[name].isdecimal():
             given[name] = int(given[name])
     kept = {name: getattr(config, name) for name in config.model_fields_set}
-    return validated_config(kept | given, source)
+    return validated_config(kept | given, "command line")
 
 
 def changed_globals(old: ServerConfig, new: ServerConfig) -> list[str]:
