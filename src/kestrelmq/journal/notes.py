@@ -23,9 +23,8 @@ from typing import Final, NamedTuple
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.records import (
-    SAVE_XID,
-    records_of_words,
     save_xid,
+    save_xids,
     unremove,
 )
 
@@ -67,7 +66,7 @@ def encode(note: Note, last_xid: int) -> bytes:
     head = _U32.pack(len(payload) << 8 | note.kind)
     checksum = _U32.pack(crc32(payload, crc32(head)))
     words = b"".join((NOTE_MARK, head, checksum, payload, bytes(-len(payload) % 4)))
-    return records_of_words(SAVE_XID, words) + save_xid(last_xid)
+    return save_xids(words) + save_xid(last_xid)
 
 
 def counted(record: bytes, last_xid: int) -> bytes:

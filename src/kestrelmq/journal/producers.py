@@ -23,7 +23,7 @@ from kestrelmq.clock import Pause, no_pause
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.mark_table import LastMark, MarkTable, can_be_held
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
-from kestrelmq.journal.records import SAVE_XID, records_of_words
+from kestrelmq.journal.records import SAVE_XID, save_xids
 from kestrelmq.marks import PutMark
 
 MARK: Final = 32
@@ -204,9 +204,9 @@ def _make_note_parts(
     """
     size = _MARK_HEAD.size + len(producer)
     head = bytes((MARK,)) + size.to_bytes(3, "little")
-    begin = records_of_words(SAVE_XID, NOTE_MARK + head) + _OPCODE
-    middle = records_of_words(SAVE_XID, _U32_PAIR.pack(high, added)) + _OPCODE
-    end = records_of_words(SAVE_XID, producer + bytes(-size % 4)) + _OPCODE
+    begin = save_xids(NOTE_MARK + head) + _OPCODE
+    middle = save_xids(_U32_PAIR.pack(high, added)) + _OPCODE
+    end = save_xids(producer + bytes(-size % 4)) + _OPCODE
     return begin, crc32(head), middle, end, _note_layout(len(begin), len(middle), len(end)).pack
 
 

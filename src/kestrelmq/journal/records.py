@@ -82,6 +82,7 @@ YEAR_2101: Final = 4_133_980_800_000
 
 _BYTES: Final = bytes(range(256))
 _SPLIT_WORDS: Final = tuple([Struct("4s" * count).unpack for count in range(33)])
+_SAVE_XID: Final = bytes((SAVE_XID,))
 """Each returns that many words of four bytes."""
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
@@ -305,15 +306,14 @@ def is_run(xids: Sequence[int]) -> bool:
     return count > 0 and xids[-1] - xids[0] == count - 1 and sorted(xids) == list(xids)
 
 
-def records_of_words(opcode: int, words: bytes) -> bytes:
-    """Return a record with this opcode for each four bytes of `words`, which are its payload."""
+def save_xids(words: bytes) -> bytes:
+    """Return a SAVE_XID record for each four bytes of `words`, which are its payload."""
     count = len(words) // 4
     if count < len(_SPLIT_WORDS):
-        begin = _BYTES[opcode : opcode + 1]
-        return begin + begin.join(_SPLIT_WORDS[count](words)) if count else b""
+        return _SAVE_XID + _SAVE_XID.join(_SPLIT_WORDS[count](words)) if count else b""
     # Byte by byte of all records at once, because there may be hundreds.
     records = bytearray(count * 5)
-    records[::5] = bytes((opcode,)) * count
+    records[::5] = _SAVE_XID * count
     for place in range(4):
         records[place + 1 :: 5] = words[place::4]
     return bytes(records)
