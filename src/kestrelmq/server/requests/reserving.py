@@ -672,12 +672,7 @@ class AwaitedRequest(ReserveHandler):
             ConnectionError: it was cancelled.
             KestrelError: nothing was reserved, or it was released again.
         """
-        try:
-            serve_reserved(self, self._context, None, request, self)
-            await self._wait()
-        except BaseException:
-            self.cancel()
-            raise
+        await self._serve(request)
         return None if self._is_done else self._reserved
 
     async def end_reads(self, request: EndsReads) -> int:
@@ -686,18 +681,18 @@ class AwaitedRequest(ReserveHandler):
         Raises:
             KestrelError: the request is refused, or could not be written.
         """
+        await self._serve(request)
+        return self._count
+
+    async def _serve(self, request: Reserve | EndsReads) -> None:
+        """Begin, and wait for the answer, and until the disk has what it says."""
         try:
             serve_reserved(self, self._context, None, request, self)
-            await self._wait()
+            await self._ended
+            await wait_until_durable(self._context, *self._queues)
         except BaseException:
             self.cancel()
             raise
-        return self._count
-
-    async def _wait(self) -> None:
-        """Wait for the answer, and until the disk has what it says."""
-        await self._ended
-        await wait_until_durable(self._context, *self._queues)
 
     @property
     def has_unsent(self) -> bool:
