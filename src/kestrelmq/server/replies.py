@@ -11,6 +11,7 @@ from typing import Final, cast
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError, NotSynced
+from kestrelmq.journal.records import ADDX_HEADER
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
@@ -53,16 +54,16 @@ _ENCODED_AT_ONCE: Final = 256 << 10
 """Bytes of a large item that are encoded at once."""
 
 
-def rest_of(record: bytes, begin: int) -> bytes | memoryview:
-    """Return what begins at `begin` in a record, as a part of a reply."""
-    if len(record) - begin > OUTPUT_LIMIT:
-        return memoryview(record)[begin:]
-    return record[begin:]
+def data_of(record: bytes) -> bytes | memoryview:
+    """Return an item's data, as a part of a reply."""
+    if len(record) - ADDX_HEADER > OUTPUT_LIMIT:
+        return memoryview(record)[ADDX_HEADER:]
+    return record[ADDX_HEADER:]
 
 
-def encoded_rest_of(record: bytes, begin: int, encode: Callable[[bytes], bytes]) -> Sequence[Part]:
-    """Return what begins at `begin` in a record, encoded, as parts of a reply."""
-    data = rest_of(record, begin)
+def encoded_data_of(record: bytes, encode: Callable[[bytes], bytes]) -> Sequence[Part]:
+    """Return an item's data, encoded, as parts of a reply."""
+    data = data_of(record)
     if isinstance(data, bytes):
         return (encode(data),)
     return [

@@ -8,7 +8,7 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.searching import Page
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER, item_times
+from kestrelmq.journal.records import item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
     Delete,
@@ -42,7 +42,7 @@ from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import Pieces
-from kestrelmq.server.replies import Part, rest_of
+from kestrelmq.server.replies import Part, data_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import ManageAnswer, QueueNotFound, check_action, manage
 from kestrelmq.server.server_actions import RemoteAdminRefused
@@ -118,7 +118,7 @@ def _page(page: Page) -> Sequence[Part]:
     """Return the reply to `browse`."""
     parts: list[Part] = []
     for place, record in page.items:
-        data = rest_of(record, ADDX_HEADER)
+        data = data_of(record)
         parts += memcache.browsed_parts(place, item_times(record), data)
     if page.next_offset is not None:
         parts.append(b"NEXT %d\r\n" % page.next_offset)

@@ -15,12 +15,11 @@ from kestrelmq.errors import (
     PatternRefused,
     TagRefused,
 )
-from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
-from kestrelmq.server.replies import OUTPUT_LIMIT, Part, rest_of
+from kestrelmq.server.replies import OUTPUT_LIMIT, Part, data_of
 from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingRead, ReadHandler
 
 _GRACE: Final = 5.0
@@ -279,7 +278,7 @@ class MemcacheGet(ReadHandler):
             self._taken.append(taken)
         self._touched.append(queue)
         cas = None if not self._request.cas else xid if key.open else 0
-        self._parts += memcache.value_parts(key.echo, rest_of(record, ADDX_HEADER), cas)
+        self._parts += memcache.value_parts(key.echo, data_of(record), cas)
         self._size += len(record)
 
     @staticmethod
@@ -394,7 +393,7 @@ class MemcacheMonitor(ReadHandler):
         self._context.counters.cmd_monitor_get += 1
         self._reads.add(queue, xid, record)
         echo = self._request.queue.encode()
-        parts = memcache.value_parts(echo, rest_of(record, ADDX_HEADER))
+        parts = memcache.value_parts(echo, data_of(record))
         self._connection.push_large((*parts, END), len(record), queue)
         return True
 

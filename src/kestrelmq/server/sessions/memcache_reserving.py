@@ -20,7 +20,7 @@ from kestrelmq.protocol.reserving import (
     Retire,
 )
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.replies import rest_of
+from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests.reserving import (
     Reserved,
     ReserveHandler,
@@ -97,7 +97,7 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
     parts[::4] = begins
     parts[1::4] = endings
     parts[2::4] = rests
-    parts[3::4] = [rest_of(record, ADDX_HEADER) for record in items]
+    parts[3::4] = [data_of(record) for record in items]
     return parts
 
 

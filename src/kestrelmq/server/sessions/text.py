@@ -55,7 +55,7 @@ from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import LongReply, Pieces
-from kestrelmq.server.replies import Part, encoded_rest_of, rest_of
+from kestrelmq.server.replies import Part, data_of, encoded_data_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import check_action, manage
 from kestrelmq.server.requests.put import PendingPut
@@ -222,7 +222,7 @@ def _later_reply(answer: object) -> Sequence[Part]:
 
 def _line(begin: bytes, record: bytes) -> Sequence[Part]:
     """Return the parts of a line that ends with an item."""
-    return begin, *encoded_rest_of(record, ADDX_HEADER, text.percent_encoded), b"\n"
+    return begin, *encoded_data_of(record, text.percent_encoded), b"\n"
 
 
 def _clients(context: ServerContext, offset: int) -> Pieces:
@@ -337,7 +337,7 @@ class TextRead(ReadHandler):
             return False
         if self._mode is ReadMode.OPEN:
             self._reads.add(queue, xid, record)
-        item = rest_of(record, ADDX_HEADER)
+        item = data_of(record)
         self._connection.push_large(text.value_parts(item), len(record), queue)
         if isinstance(self._command, Monitor):
             self._context.counters.cmd_monitor_get += 1

@@ -16,7 +16,7 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Page
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER, item_deliveries, item_times
+from kestrelmq.journal.records import item_deliveries, item_times
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
@@ -63,7 +63,7 @@ from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection, PendingRequest, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.replies import Part, Queues, rest_of
+from kestrelmq.server.replies import Part, Queues, data_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import ManageAnswer, check_action, manage
 from kestrelmq.server.requests.put import PendingPut
@@ -329,7 +329,7 @@ class ThriftSession(Session):
     def _info(self, queue: Queue) -> QueueInfo:
         record = queue.peek()
         return QueueInfo(
-            head_item=None if record is None else rest_of(record, ADDX_HEADER),
+            head_item=None if record is None else data_of(record),
             items=len(queue),
             bytes=queue.size,
             journal_bytes=queue.journal.size,
@@ -393,7 +393,7 @@ def _managed(answer: ManageAnswer) -> Answer:
 
 
 def _browsed(place: int, record: bytes) -> BrowsedItem:
-    return BrowsedItem(place, *item_times(record), rest_of(record, ADDX_HEADER))
+    return BrowsedItem(place, *item_times(record), data_of(record))
 
 
 class _ThriftReserving(ReserveHandler):
@@ -418,7 +418,7 @@ class _ThriftReserving(ReserveHandler):
                         item_deliveries(record) + 1,
                         added,
                         expiry,
-                        rest_of(record, ADDX_HEADER),
+                        data_of(record),
                     )
                 )
         queues = tuple(queue for queue, _ in reserved)

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import ADDX_HEADER, item_deliveries
+from kestrelmq.journal.records import item_deliveries
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift_messages import Get, Item, MessageHeader
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.replies import rest_of
+from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests.reads import PendingRead, ReadHandler
 
 Encoded = tuple[bytes | memoryview, ...]
@@ -277,7 +277,7 @@ class ThriftGet(ReadHandler):
                 return
             identity = self._shared.add(queue, xid)
             self._own[queue.name].add(identity)
-        item = Item(rest_of(record, ADDX_HEADER), identity)
+        item = Item(data_of(record), identity)
         self._encoded.append(thrift.encode_item(self._header, item))
 
     def _confirmed(self, queue: Queue) -> list[Encoded]:
