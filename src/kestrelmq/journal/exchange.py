@@ -18,7 +18,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.export_rows import ExportRow, checked_row
 from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
-from kestrelmq.journal.loading import fold, load_queue, replay_delayed
+from kestrelmq.journal.loading import fold, recover, replay_delayed
 from kestrelmq.journal.names import (
     NEXT,
     QueueFiles,
@@ -37,7 +37,6 @@ from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WINDOW
 
 _ROWS: Final = 4096
-_MEMORY_LIMIT: Final = 8 << 20
 
 
 def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
@@ -125,10 +124,10 @@ def import_rows(
             counts[row.queue] += 1
         for writer in writers.values():
             writer.sync()
-        existing = {name: found.of_journal(name) or QueueFiles(name) for name in writers}
-        for files in existing.values():
-            if files.present:
-                _make_loadable(directory, files, clock)
+        existing: dict[str, QueueFiles] = {}
+        for name in writers:
+            files = found.of_journal(name) or QueueFiles(name)
+            existing[name] = recover(directory, files, clock) if files.present else files
         directory.crash_point("import: written")
         for journal, writer in writers.items():
             writer.close()
@@ -148,15 +147,8 @@ def _check_new(queue: str, existing: Mapping[str, QueueFiles]) -> None:
         raise JournalError(f"queue {queue} is there already")
 
 
-def _make_loadable(directory: Directory, files: QueueFiles, clock: Clock) -> None:
-    """Set a torn tail aside, because no file may follow it. Raises JournalError if damaged."""
-    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
-    if loaded.state.behind is not None:
-        loaded.state.behind.close()
-
-
 def _put_in_place(directory: Directory, files: QueueFiles, temporary: str, clock: Clock) -> None:
-    if (directory.path / files.queue).exists():  # loading may have rotated it
+    if files.has_current:
         stamp = later_timestamp(files.rotated, clock.now())
         directory.sync_file(files.queue)
         directory.rename(files.queue, rotated_name(files.queue, stamp))

@@ -55,6 +55,8 @@ _AHEAD: Final = 1 << 20
 """Bytes that are read ahead of the map."""
 _LOG_INTERVAL: Final = 5.0
 """Seconds between log lines about a queue that takes long to load."""
+TOOL_MEMORY: Final = 8 << 20
+"""Bytes of items that a tool holds in memory, however long the queue is."""
 
 log = logging.getLogger(__name__)
 
@@ -204,6 +206,18 @@ def load_queue(
         raise
     journal = FileJournal(directory, queue_files.queue, sizes, clock, dialect, found=found)
     return LoadedQueue(state, journal, age.created)
+
+
+def recover(directory: Directory, files: QueueFiles, clock: Clock) -> QueueFiles:
+    """Complete what a crash left, as a server's start does; return the queue's files after that.
+
+    So a torn tail is set aside: no file may follow it. Raises as `load_queue`.
+    """
+    loaded = load_queue(directory, files, TOOL_MEMORY, clock)
+    if loaded.state.behind is not None:
+        loaded.state.behind.close()
+    has_current = (directory.path / files.queue).exists()  # it may have been rotated
+    return QueueFiles(files.queue, tuple(loaded.journal.sizes), has_current, delayed=files.delayed)
 
 
 class _Age:

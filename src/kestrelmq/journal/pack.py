@@ -14,11 +14,10 @@ is set aside first, as at a server's start.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 from kestrelmq.clock import Clock, no_pause
 from kestrelmq.journal.files import Directory, write_file
-from kestrelmq.journal.loading import clean_up, load_queue, replay_delayed
+from kestrelmq.journal.loading import clean_up, recover, replay_delayed
 from kestrelmq.journal.names import (
     PACK,
     QueueFiles,
@@ -32,8 +31,6 @@ from kestrelmq.journal.names import (
 from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
-
-_MEMORY_LIMIT: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +127,7 @@ def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock
         OSError: a file could not be read or written; the queue is as it was, or packed.
     """
     queue, path = files.queue, directory.path
-    loaded = load_queue(directory, files, _MEMORY_LIMIT, clock)
-    if loaded.state.behind is not None:
-        loaded.state.behind.close()
-    # Loading may have rotated the current file.
-    rotated, has_current = tuple(loaded.journal.sizes), (path / queue).exists()
-    files = QueueFiles(queue, rotated, has_current, delayed=files.delayed)
+    files = recover(directory, files, clock)
     before = sum((path / name).lstat().st_size for name in files.files)
     temporary = temporary_name(queue, PACK, clock.now())
     packed = write_packed(directory, files, directory, temporary, dialect)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import file_names
+from kestrelmq.journal.loading import TOOL_MEMORY
 from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed, parse_name
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
-
-_MEMORY_LIMIT = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class SelectedQueue:
         `delayed` are its delayed items, as for `Replay`.
         """
         return Replay(
-            _MEMORY_LIMIT,
+            TOOL_MEMORY,
             lambda file, at: JournalReader(self.path, file, at),
             delayed=delayed,
         )
