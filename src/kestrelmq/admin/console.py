@@ -32,21 +32,13 @@ class _ConsoleFile:
         return web.Response(body=self.content, headers=headers)
 
 
-class Console:
-    """Serves the console at `/`."""
-
-    __slots__ = ("_directory",)
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def add_to(self, app: web.Application) -> None:
-        """Read the files and add their routes."""
-        for path in sorted(self._directory.iterdir()):
-            kind = _TYPES.get(path.suffix)
-            if kind is None:
-                continue
-            content = path.read_bytes()
-            file = _ConsoleFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-            where = "/" if path.name == "index.html" else f"/console/{path.name}"
-            app.router.add_get(where, file.serve)
+def add_console(app: web.Application, directory: Path) -> None:
+    """Read the console's files and add their routes; the console is at `/`."""
+    for path in sorted(directory.iterdir()):
+        kind = _TYPES.get(path.suffix)
+        if kind is None:
+            continue
+        content = path.read_bytes()
+        file = _ConsoleFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+        where = "/" if path.name == "index.html" else f"/console/{path.name}"
+        app.router.add_get(where, file.serve)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kestrelmq.admin.calls import AdminContext, LongRequests
 from kestrelmq.admin.connections import Connections, HttpConnection, marked_as_serving
-from kestrelmq.admin.console import Console
+from kestrelmq.admin.console import add_console
 from kestrelmq.admin.endpoints import Endpoints
 from kestrelmq.admin.errors import errors_as_json
 from kestrelmq.admin.events import QueueEvents
@@ -108,7 +108,7 @@ class AdminService:
         add_operations(app, admin)
         Endpoints(admin.context).add_to(app)
         app.router.add_get("/api/v1/events", events.serve)
-        Console(STATIC).add_to(app)
+        add_console(app, STATIC)
         return app
 
     async def close(self) -> None:
