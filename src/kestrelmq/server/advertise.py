@@ -76,7 +76,7 @@ def advertised_host(
             f"listen_address: {listen_address!r} is every interface, and none has an address that"
             " can be advertised in ZooKeeper; set the address that clients are to use"
         )
-    if _is_loopback(listen_address):
+    if _resolves_to_loopback(listen_address):
         raise ConfigError(
             f"listen_address: found {listen_address!r}, a loopback address, which [zookeeper]"
             " cannot advertise to other machines; set the address that clients are to use, or"
@@ -85,7 +85,8 @@ def advertised_host(
     return listen_address
 
 
-def _is_loopback(host: str) -> bool:
+def _resolves_to_loopback(host: str) -> bool:
+    """Whether any address of a host name is a loopback one. Raises ConfigError: it has none."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
