@@ -221,7 +221,7 @@ async def retire_tags(call: Call) -> Answer:
 
 
 async def _ended(call: Call, make: Callable[[], EndsReads]) -> int:
-    """Carry out the request that `make` returns; return how many reads or tags it was about."""
+    """Carry out the request that `make` returns; return how many reads or tags it changed."""
     return await AwaitedRequest(call.admin.context).end_reads(_checked(make))
 
 

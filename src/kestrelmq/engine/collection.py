@@ -1000,7 +1000,7 @@ def _in_turn(
     work: Callable[[Queue], Generator[None, None, int]],
     changed: Callable[[Queue, int], list[Queue]],
 ) -> Generator[list[Queue], None, int]:
-    """Do work on one queue after the other; return how many items it was about in all.
+    """Do work on one queue after the other; return how many items it concerned in all.
 
     Args:
         queues: the queues.
@@ -1049,7 +1049,7 @@ def _is_journaled(config: QueueConfig) -> bool:
 
 
 def _has_items(queue: Queue) -> bool:
-    """Whether a queue has items: such that wait, are delayed, or that readers have."""
+    """Whether a queue has items that wait, that are delayed, or that readers have."""
     return bool(len(queue) or queue.open or queue.delayed_items)
 
 

@@ -42,7 +42,7 @@ class _Stopped(Exception):  # noqa: N818 # says what it is
 
 
 def _no_event() -> int:
-    """Return how many events of clients there were: nobody is served."""
+    """Return the number of events from clients: none, because nobody is served."""
     return 0
 
 

@@ -332,7 +332,7 @@ def reserved_rest(nonce: int, deliveries: int, times: tuple[int, int], size: int
 
 
 def counted_line(verb: bytes, count: int) -> bytes:
-    """Return a reply that says of how many reads or tags something was done."""
+    """Return a reply that says how many reads or tags were ended or extended."""
     return b"%b %d\r\n" % (verb, count)
 
 

@@ -101,7 +101,7 @@ def _log(request: Manage, by: Connection) -> None:
 
 
 def check_action(context: ServerContext, request: object, by: Connection) -> None:
-    """Log a request of `by` to act on the whole server; of any other take no note.
+    """Log a request of `by` that acts on the whole server; ignore any other.
 
     Raises:
         RemoteAdminRefused: the client is on another machine, and that is not allowed.

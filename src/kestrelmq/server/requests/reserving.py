@@ -72,7 +72,7 @@ class ReserveHandler:
         raise NotImplementedError
 
     def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send of how many reads or tags of `queue` something was done."""
+        """Send how many reads or tags of `queue` were ended or extended."""
         raise NotImplementedError
 
     def fail(self, error: KestrelError) -> None:
@@ -469,7 +469,7 @@ def _existing(context: ServerContext, name: str) -> Queue | None:
 def _applied(
     context: ServerContext, queue: Queue, request: Finish | Release | Extend | Retire
 ) -> int:
-    """Do what a request says; return of how many reads or tags."""
+    """Carry out a request; return how many reads or tags it ended or extended."""
     match request:
         case Finish(tag=tag) if tag:
             return queue.finish(tag)
@@ -676,7 +676,7 @@ class AwaitedRequest(ReserveHandler):
         return None if self._is_done else self._reserved
 
     async def end_reads(self, request: EndsReads) -> int:
-        """End reads, or extend them; return of how many reads or tags, once that is on disk.
+        """End reads or tags, or extend them; return how many, once that is on disk.
 
         Raises:
             KestrelError: the request is refused, or could not be written.
@@ -737,7 +737,7 @@ class AwaitedRequest(ReserveHandler):
         self._end(error)
 
     def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Hand over of how many reads or tags something was done."""
+        """Hand over how many reads or tags were ended or extended."""
         self._count = count
         self._queues = () if queue is None else (queue,)
         self._end(None)

@@ -65,7 +65,7 @@ class MemcacheReserving(ReserveHandler):
         self._connection.push(DONE, queues)
 
     def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send of how many reads or tags something was done."""
+        """Send how many reads or tags were ended or extended."""
         self._connection.push(memcache.counted_line(_VERBS[type(self._request)], count), queue)
 
     def fail(self, error: KestrelError) -> None:

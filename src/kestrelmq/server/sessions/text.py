@@ -256,7 +256,7 @@ class _TextReserving(ReserveHandler):
         self._connection.push(_DONE, queues)
 
     def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send of how many reads or tags something was done."""
+        """Send how many reads or tags were ended or extended."""
         self._connection.push(text.count_reply(count), queue)
 
     def fail(self, error: KestrelError) -> None:

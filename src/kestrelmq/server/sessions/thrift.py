@@ -429,7 +429,7 @@ class _ThriftReserving(ReserveHandler):
         self._session.answer(self._header, ReservedItems((), is_done=True), queues)
 
     def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send of how many reads or tags something was done."""
+        """Send how many reads or tags were ended or extended."""
         self._session.answer(self._header, count, queue)
 
     def fail(self, error: KestrelError) -> None:
