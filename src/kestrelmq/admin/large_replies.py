@@ -17,7 +17,7 @@ UNSENT_BUDGET: Final = 64 << 20
 _SENT_AT_ONCE: Final = 1 << 20
 """Bytes after which other tasks run: a client that reads fast never makes the sending wait."""
 SEND_TIMEOUT: Final = 60.0
-"""How long sending a reply may take."""
+"""Seconds within which a client must take a reply, or a part of one that is sent in parts."""
 
 
 class LargeReplies:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import (
     Extended,
     Extending,
@@ -42,8 +43,6 @@ from kestrelmq.protocol.reserving import (
 )
 from kestrelmq.server.requests.reserving import AwaitedRequest, Reserved
 
-_SEND_TIMEOUT: Final = 60.0
-"""Seconds within which a client must take a part of an answer."""
 _PART: Final = 64 << 10
 """Bytes of an answer that are sent at once, or a few more."""
 _ENCODED_AT_ONCE: Final = 3 * _PART
@@ -107,13 +106,13 @@ async def _send(call: Call, reserved: Reserved) -> web.StreamResponse:
     items = _items(reserved)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     try:
-        async with asyncio.timeout(_SEND_TIMEOUT):
+        async with asyncio.timeout(SEND_TIMEOUT):
             await response.prepare(request)
         for part in _parts(items):
-            async with asyncio.timeout(_SEND_TIMEOUT):
+            async with asyncio.timeout(SEND_TIMEOUT):
                 await response.write(part)
             await asyncio.sleep(0)
-        async with asyncio.timeout(_SEND_TIMEOUT):
+        async with asyncio.timeout(SEND_TIMEOUT):
             await response.write_eof()
             await call.connection.all_sent(request)
     except TimeoutError:

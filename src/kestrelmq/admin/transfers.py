@@ -16,6 +16,7 @@ from aiohttp import web
 from kestrelmq.admin.bodies import SHORT_JSON, check_parts
 from kestrelmq.admin.calls import LINES, Answer, Call, now
 from kestrelmq.admin.errors import ApiError, translated
+from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import Imported
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
@@ -28,8 +29,6 @@ from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.put import put
 
-_SEND_TIMEOUT: Final = 60.0
-"""Seconds within which a client must take a part of an export."""
 _SENT_AT_ONCE: Final = 256 << 10
 """Bytes of lines that are made and sent at once."""
 _AT_ONCE: Final = 200
@@ -66,7 +65,7 @@ async def export_items(call: Call) -> web.StreamResponse:
                 while part is not None:
                     pieces = _paced(_pieces(queue.name, place, part))
                     while some := await in_thread(_some, pieces):
-                        async with asyncio.timeout(_SEND_TIMEOUT):
+                        async with asyncio.timeout(SEND_TIMEOUT):
                             await response.write(some)
                     place += len(part)
                     part = await anext(parts, None)

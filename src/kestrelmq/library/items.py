@@ -25,6 +25,7 @@ from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.tags import parse_tag
 
 Expiry = float | timedelta | datetime | None
@@ -34,8 +35,6 @@ _LONGEST_TIME: Final = 1e9
 """Seconds that a read may be held back or extended by, and that a wait may be limited to."""
 _SHORTEST_LEASE: Final = 0.001
 """Seconds that a read may be reserved for: leases are in milliseconds."""
-_MOST_RESERVED: Final = 1000
-"""Items that are reserved at once, as by a server: other threads or tasks wait meanwhile."""
 _LONGEST_EXPIRY: Final = 1e14
 """Seconds until an item is due, or expires; in milliseconds, a journal has room for them."""
 
@@ -154,8 +153,8 @@ def reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item
 
     Both raise what `BlockingQueue.reserve_many` does.
     """
-    if not 1 <= given_count(count, "a number of items") <= _MOST_RESERVED:
-        raise ValueError(f"1 to {_MOST_RESERVED} items are reserved at once")
+    if not 1 <= given_count(count, "a number of items") <= MAX_RESERVED:
+        raise ValueError(f"1 to {MAX_RESERVED} items are reserved at once")
     if not _SHORTEST_LEASE <= given_number(lease, "a lease") <= _LONGEST_TIME:
         raise ValueError(f"a lease is from a millisecond to {_LONGEST_TIME:.0f} seconds")
     if tag:

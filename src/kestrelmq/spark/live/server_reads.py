@@ -22,6 +22,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.live.staging import OpenedItems, PartId, StagedPart
 
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 MAX_CONNECTIONS: Final = 32
 _MOST_MONITORED: Final = 10_000
-_MOST_RESERVED: Final = 1000
 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
@@ -92,7 +92,7 @@ class TaggedReads:
         """
         found: list[ReservedRead] = []
         tags: list[tuple[str, int]] = []
-        for times, wanted in enumerate(_requests(found, items, size, _MOST_RESERVED)):
+        for times, wanted in enumerate(_requests(found, items, size, MAX_RESERVED)):
             tag = f"{self._name}:{part.epoch}:{part.partition}.{part.number}.{times}"
             try:
                 arrived = self._reserve(queue, wanted, tag)
