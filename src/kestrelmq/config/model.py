@@ -233,7 +233,8 @@ class ServerConfig(_Settings):
     expiration_timer_frequency: OptionalPeriod = 1.0
     """How often a background sweep looks for expired items and queues; None is never."""
     client_timeout: OptionalPeriod = None
-    """A connection that is silent for this long, and at most a quarter longer, is closed."""
+    """A connection that is silent for this long, and at most a quarter longer, is closed. A client
+    that waits for an item is not silent; one that does not read its replies is."""
     max_open_transactions: Count = 1
     """Most reads one connection may hold open on one queue with `/open`."""
     max_monitor_transactions: Count = 100

@@ -132,7 +132,7 @@ def kill_client(context: ServerContext, number: int) -> bool:
 
 
 class SilenceWatch:
-    """Finds the connections that sent nothing for some time.
+    """Finds the connections whose clients sent nothing, and read nothing, for some time.
 
     They are found at most a quarter of it late. Serving a client costs nothing for that: only the
     looks compare when it was served.
@@ -144,33 +144,35 @@ class SilenceWatch:
     def __init__(self, limit: float) -> None:
         """`limit` is that time, in seconds."""
         self.period = limit / _LOOKS
-        # When each was last served, and how many looks found that it was not served since.
-        self._seen: dict[Connection, tuple[int, int]] = {}
+        # When each was last served and what it had not read, and how many looks found the same.
+        self._seen: dict[Connection, tuple[int, int, int]] = {}
 
     def look(self, connections: Iterable[Connection]) -> list[Connection]:
         """Return those of `connections` that were silent for all of the time.
 
         A client that waits for the server is not silent; its silence begins when the wait is over.
+        One that does not read its replies is: it would keep its open reads for ever.
         """
         before = self._seen
         self._seen = {}
         silent = []
         for one in connections:
-            if one.paused:
+            if one.paused and not one.awaits_reading:
                 continue
-            served, looks = before.get(one, (-1, 0))
-            looks = looks + 1 if served == one.last_served else 0
-            self._seen[one] = one.last_served, looks
+            unread = one.unread if one.paused else 0
+            *then, looks = before.get(one, (-1, 0, 0))
+            looks = looks + 1 if then == [one.last_served, unread] else 0
+            self._seen[one] = one.last_served, unread, looks
             if looks >= _LOOKS:
                 silent.append(one)
         return silent
 
 
 async def close_silent(connections: Mapping[int, Connection], limit: float) -> None:
-    """Close those of `connections` whose clients sent nothing for `limit` seconds, for ever."""
+    """Close those of `connections` that are silent for `limit` seconds, for ever."""
     watch = SilenceWatch(limit)
     while True:
         await asyncio.sleep(watch.period)
         for one in watch.look(connections.values()):
-            log.info("closing %s: no input for %s s", one.peer, limit, extra=one.log_fields)
+            log.info("closing %s: silent for %s s", one.peer, limit, extra=one.log_fields)
             one.close()

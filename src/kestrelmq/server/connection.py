@@ -5,11 +5,15 @@ until the client has read them. If a client pipelines requests behind a read tha
 buffers up to `READ_AHEAD` bytes, and then only watches for the end of the connection.
 """
 
+import contextlib
+import fcntl
 import logging
 import select
 import selectors
 import socket
+import struct
 import sys
+import termios
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
@@ -42,6 +46,7 @@ _READABLE: Final = select.EPOLLIN if sys.platform == "linux" else selectors.EVEN
 _WRITABLE: Final = select.EPOLLOUT if sys.platform == "linux" else selectors.EVENT_WRITE
 _GONE: Final = (select.EPOLLHUP | select.EPOLLERR) if sys.platform == "linux" else 0
 _INPUT_ENDED: Final = select.EPOLLRDHUP if sys.platform == "linux" else 0
+_INT_SIZE: Final = struct.calcsize("i")
 
 log = logging.getLogger(__name__)
 
@@ -488,6 +493,23 @@ class Connection(TurnConnection):
     def has_unsent(self) -> bool:
         """Whether the socket has not taken all replies."""
         return bool(self.replies.parts or self._unsent or self.replies.is_held)
+
+    @property
+    def awaits_reading(self) -> bool:
+        """Whether nothing more is done for the client before it reads of its replies."""
+        return self.paused & _STALLED != 0 and len(self._unsent) > 0
+
+    @property
+    def unread(self) -> int:
+        """How many bytes of replies the system holds that the client has not read yet.
+
+        A slow reader shows in this long before the socket takes more. 0 where the system does not
+        say.
+        """
+        with contextlib.suppress(OSError):
+            count = fcntl.ioctl(self._descriptor, termios.TIOCOUTQ, bytes(_INT_SIZE))
+            return int.from_bytes(count, sys.byteorder)
+        return 0
 
     def _transmit(self, data: bytes) -> None:
         rest = self.replies.rest

@@ -53,3 +53,29 @@ def test_silence_begins_after_a_wait(tmp_path: Path) -> None:
         server.run(scenario())
         client.close()
         other.close()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_does_not_read_is_silent(tmp_path: Path, *, reads: bool) -> None:
+    """One that reads a little between the looks is not, however much is left."""
+    item = b"x" * 1_000_000
+    with Turning(tmp_path) as server:
+        client = server.connect("memcache")
+        connection = server.connections[client.fileno()]
+
+        async def scenario() -> None:
+            put = b"set work 0 0 %d\r\n%b\r\n" % (len(item), item)
+            await server.send(client, put)
+            await server.receive(client, b"STORED\r\n")
+            await server.send(client, b"get work/peek\r\n" * 20)
+            await server.until(lambda: connection.awaits_reading)
+            watch, found = SilenceWatch(60), []
+            for number in range(7):
+                found.append(len(watch.look(server.connections.values())))
+                unread = connection.unread
+                while reads and number in {0, 3} and connection.unread == unread:
+                    client.recv(1000)
+            assert found == [0, 0, 0, 0, *[0 if reads else 1] * 3]
+
+        server.run(scenario())
+        client.close()
