@@ -350,6 +350,11 @@ class Connection(TurnConnection):
             self.paused |= _YIELDING
             self._turns.resuming.append(self)
 
+    def share_turn(self) -> None:
+        """Pause until other clients have been served, if slow requests have used up their time."""
+        if not self.paused and self._turns.slow_share_is_over():
+            self.yield_turn()
+
     def _end_stall(self) -> None:
         """Resume in the next turn; input received until then is applied after older input."""
         self.paused &= ~_STALLED

@@ -39,6 +39,13 @@ READS: Final = {
     "text, monitor": (b"monitor work 0 1\n", b":live\n*\n"),
     "thrift": (thrift_get(b"work", 1, 0), b"\0\0\0\x04live"),
 }
+SLOW: Final = {
+    "memcache, client kill": b"client kill 999\r\n",
+    "text, client kill": b"client kill 999\n",
+    "text, reserve": b"reserve a,b,c 1 lease=9999\n",
+    "thrift, kill_client": thrift_call(b"kill_client", b"\x0a\0\x01\0\0\0\0\0\0\x03\xe7"),
+    "thrift, get_clients": thrift_call(b"get_clients", b""),
+}
 
 
 def fill(path: Path, count: int = COUNT) -> None:
@@ -118,6 +125,26 @@ def test_a_thrift_peek_behind_many_expired_items(tmp_path: Path) -> None:
         await turning.until(lambda: not turning.connections)
 
     run(tmp_path, scenario(), turning)
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_many_slow_requests(tmp_path: Path, kind: str) -> None:
+    """Others are served between those of one client, however many it sends at once."""
+    turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # over after the first piece
+    request, count = SLOW[kind], 20
+
+    async def scenario() -> None:
+        client, other = turning.connect(kind.partition(",")[0]), turning.connect("memcache")
+        connection = turning.connections[client.fileno()]
+        await turning.send(client, request * count)
+        assert await answered_meanwhile(turning, other, lambda: connection.reply_count == count) > 1
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    with turning:
+        turning.run(scenario())
 
 
 def test_a_task_behind_many_expired_items(tmp_path: Path) -> None:

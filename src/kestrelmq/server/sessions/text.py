@@ -76,8 +76,8 @@ from kestrelmq.version import VERSION
 
 _DONE: Final = text.count_reply(0)
 
-_SLOW: Final = (SetStatus,)
-"""Commands that may take long: they are served in each turn's time for slow requests."""
+_QUICK: Final = (Put, Get, Peek, Confirm)
+"""The other commands may take long: they are served in each turn's time for slow requests."""
 
 
 class TextSession(LineSession):
@@ -104,8 +104,8 @@ class TextSession(LineSession):
             except (KestrelError, ValueError) as error:
                 _refuse(connection, error)
             connection.count_slow_request()
-            if isinstance(command, _SLOW) and self._context.turns.slow_share_is_over():
-                connection.yield_turn()
+            if not isinstance(command, _QUICK):
+                connection.share_turn()
             if connection.paused or connection.closing:
                 return parser.take_back()
 

@@ -88,8 +88,8 @@ _TO_THRIFT: Final = {
     Status.QUIESCENT: ThriftStatus.QUIESCENT,
     Status.DOWN: ThriftStatus.QUIESCENT,
 }
-_SLOW: Final = (SetStatus,)
-"""Requests that may take long: they are served in each turn's time for slow requests."""
+_QUICK: Final = (Put, Get, Peek, Confirm, Abort)
+"""The other requests may take long: they are served in each turn's time for slow requests."""
 _MOST_CLIENTS: Final = 100
 """The most clients of one answer."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
@@ -170,8 +170,8 @@ class ThriftSession(Session):
                 header, request = thrift.decode(frame)
                 self._serve(header, request)
                 connection.count_slow_request()
-                if isinstance(request, _SLOW) and self._context.turns.slow_share_is_over():
-                    connection.yield_turn()
+                if not isinstance(request, _QUICK):
+                    connection.share_turn()
                 if connection.paused or connection.closing:
                     self.bytes_needed = 0
                     return parser.take_back()
