@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, wait_for
 
@@ -116,6 +117,22 @@ def test_silent_clients_are_closed(tmp_path: Path) -> None:
         waiting.send(b"get work/t=400\r\n")
         silent.expect_close()
         waiting.expect(b"END\r\n")
+
+
+@linux_only
+@pytest.mark.parametrize("listener", ["memcache", "text", "thrift"])
+def test_the_system_looks_for_clients_that_are_gone(tmp_path: Path, listener: str) -> None:
+    """A machine that loses its power or its network says no more, and ends no connection."""
+    with running_server(tmp_path) as server, Wire(server, listener) as wire:
+        ports = server.ports[listener], wire.socket.getsockname()[1]
+        server_side = [f"0100007F:{port:04X}" for port in ports]
+
+        def is_kept_alive() -> bool:
+            rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+            timers = [row[5][:2] for row in rows if row[1:3] == server_side]
+            return timers == ["02"]
+
+        until(is_kept_alive)
 
 
 def test_connection_limits(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ class Listener:
         client.setblocking(False)
         if not is_unix(client):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A client whose machine is gone would otherwise keep its open reads for ever.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         counters = self._counters
         counters.curr_connections += 1
         counters.total_connections += 1
