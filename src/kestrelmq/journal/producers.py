@@ -117,16 +117,23 @@ class Producers:
     def forget_before(self, time: int) -> bool:
         """Forget some producers whose last item was added before `time` (ms since the epoch).
 
+        What seems to be added in the future, `ttl` after `time`, was added while the clock was
+        ahead. That counts as now: otherwise it would keep all that were added after it, too.
+
         Returns:
             Whether there may be more of them.
         """
         second = _second(time)
         if second <= self._oldest:
             return False
+        now = _second(time + self.ttl)
         for _ in range(_FORGOTTEN_AT_ONCE):
             if self._table is None:
                 return False
             producer, last = self._table.oldest()
+            if last.added > now:
+                self._set(producer, last.sequence, now)
+                continue
             self._oldest = last.added
             if second <= self._oldest:
                 return False

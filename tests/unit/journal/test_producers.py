@@ -228,3 +228,17 @@ def test_a_remembered_producer_takes_little_memory() -> None:
         assert taken / len(marks) < 50 + size
         for mark in marks:
             assert producers.last(mark.producer, 0) == mark.sequence
+
+
+def test_a_clock_that_was_ahead() -> None:
+    """It keeps neither the producers of that time for ever, nor those that came after them."""
+    producers = Producers()
+    producers.ttl = 60_000
+    producers.set(PutMark(b"ahead", 1), NOW + 10**7)
+    producers.set(PutMark(b"after", 1), NOW)
+    producers.forget_old((NOW + 61) * 1000)
+    assert names(producers) == [b"ahead"]
+    producers.forget_old((NOW + 121) * 1000)
+    assert len(producers) == 1
+    producers.forget_old((NOW + 122) * 1000)
+    assert len(producers) == 0
