@@ -82,8 +82,8 @@ YEAR_2101: Final = 4_133_980_800_000
 
 _BYTES: Final = bytes(range(256))
 _SPLIT_WORDS: Final = tuple([Struct("4s" * count).unpack for count in range(33)])
-_SAVE_XID: Final = bytes((SAVE_XID,))
 """Each returns that many words of four bytes."""
+_SAVE_XID: Final = bytes((SAVE_XID,))
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
 

@@ -343,11 +343,11 @@ def _extend(words: list[bytes], queue: NameParser) -> Extend | ExtendOwner:
 def _retire(words: list[bytes], queue: NameParser) -> Retire:
     if len(words) != 3:
         raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
-    epoch = number(words[2])
+    epoch = words[2]  # it may have a digit more than other numbers
     return Retire(
         queue(words[0]),
         _text({b"name": words[1]}, b"name"),
-        -1 if epoch is None else epoch,
+        int(epoch) if epoch.isdigit() and len(epoch) <= MAX_TAG else -1,
     )
 
 

@@ -50,6 +50,7 @@ LINES = [
     (b"extend work 5 %b" % READ, Extend("work", 5, ((171, (7,)),))),
     (b"extend owner=w 5", ExtendOwner("w", 5)),
     (b"retire work a 7", Retire("work", "a", 7)),
+    (b"retire work a 9223372036854775807", Retire("work", "a", 2**63 - 1)),
 ]
 BAD_LINES = [
     b"browse work 5",
@@ -93,6 +94,7 @@ BAD_REQUESTS = [
     b"extend work 5 tag=a:99999999999999999999:c",
     b"extend work -1 tag=a:1:b",
     b"retire work a -1",
+    b"retire work a 9223372036854775808",
 ]
 
 
