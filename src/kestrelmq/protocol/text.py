@@ -74,6 +74,8 @@ MAX_PUT_BYTES: Final = 64 * 1024 * 1024
 MAX_PUT_ITEMS: Final = 100_000
 """The most items of one `put`."""
 
+_LINES_AT_ONCE: Final = 200
+"""Most lines that are parsed at once, which takes less than a millisecond."""
 _LARGE_LINE: Final = 1 << 20
 """A line with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
 _RETURN: Final = ord("\r")
@@ -220,6 +222,10 @@ class TextParser:
 
     It buffers at most one incomplete line or `put`, both of bounded size, and the commands that
     were received but not yet returned.
+
+    Attributes:
+        has_more: whether the last call of `next_command` ended early, because a `put` of many short
+            items takes time: the next one goes on.
     """
 
     __slots__ = (
@@ -230,6 +236,7 @@ class TextParser:
         "_overlong_put",
         "_put",
         "_scanned",
+        "has_more",
     )
 
     def __init__(self, largest: LargestItem = lambda _: None) -> None:
@@ -242,19 +249,24 @@ class TextParser:
         # Whether the lines up to the next empty one belong to a `put` that was refused.
         self._dropping = False
         self._put: _IncompletePut | None = None
+        self.has_more = False
 
     def receive(self, data: bytes) -> None:
         """Add received bytes; `next_command` returns the commands in them."""
         self._buffer += data
 
     def next_command(self) -> Command | None:
-        """Return the next command, or None when more input is needed.
+        """Return the next command, or None when more input is needed, or if there is more to do.
 
         Raises:
             ClientFault: the next command is invalid; it was dropped, and the next call goes on
                 after it.
         """
-        while (line := self._next_line()) is not None:
+        self.has_more = False
+        for _ in range(_LINES_AT_ONCE):
+            line = self._next_line()
+            if line is None:
+                return None
             overlong, self._overlong = self._overlong, False
             put = self._put
             if self._dropping:
@@ -272,6 +284,7 @@ class TextParser:
             else:
                 self._put = None
                 return put.finish()
+        self.has_more = True
         return None
 
     def take_back(self) -> bytes:
@@ -312,7 +325,8 @@ class TextParser:
         """Record that a line is too long. `begin` is its beginning, or a later part of it."""
         if not self._overlong:
             self._overlong = True
-            self._overlong_put = _is_put(begin[:MAX_LINE_BYTES].split(maxsplit=1))
+            if self._put is None:
+                self._overlong_put = _is_put(begin[:MAX_LINE_BYTES].split(maxsplit=1))
 
     def _parse(self, line: bytes) -> Command | None:
         """Return the command in `line`; None when it is empty or the first line of a `put`."""

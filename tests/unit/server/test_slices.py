@@ -147,6 +147,28 @@ def test_many_slow_requests(tmp_path: Path, kind: str) -> None:
         turning.run(scenario())
 
 
+@pytest.mark.parametrize("queue", [b"work", b"?/"])
+def test_a_text_put_of_many_short_items(tmp_path: Path, queue: bytes) -> None:
+    """Others are served while its lines are read, also if it was refused."""
+    turning = Turning(tmp_path)
+    turning.turns.slow_share = -1.0  # over after the first piece
+
+    async def scenario() -> None:
+        client, other = turning.connect("text"), turning.connect("memcache")
+        connection = turning.connections[client.fileno()]
+        await turning.send(client, b"put %b:\n" % queue + b"x\n" * 20_000)
+        assert await answered_meanwhile(turning, other, lambda: not connection.paused) > 1
+        await turning.send(client, b"\nversion\n")
+        received = await turning.receive(client, b"\n")
+        assert received.startswith(b"+20000\n" if queue == b"work" else b"-")
+        client.close()
+        other.close()
+        await turning.until(lambda: not turning.connections)
+
+    with turning:
+        turning.run(scenario())
+
+
 def test_a_task_behind_many_expired_items(tmp_path: Path) -> None:
     """It reserves the first that is not; others are served meanwhile."""
     fill(tmp_path)

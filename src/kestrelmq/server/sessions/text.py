@@ -95,9 +95,10 @@ class TextSession(LineSession):
             command: Command | None = None
             try:
                 command = parser.next_command()
-                if command is None:
+                if command is not None:
+                    self._serve(command)
+                elif not parser.has_more:
                     return b""
-                self._serve(command)
             except ClientFault as fault:
                 connection.push(text.error_reply(fault.message))
                 connection.closing |= fault.closes
