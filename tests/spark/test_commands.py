@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from kestrelmq.cli.main import main
+from kestrelmq.cli.spark_runs import spark_session
+from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import Remove, RemoveTentative
 from tests.spark.spools import adds, load, random_spool, write
 
@@ -160,6 +163,20 @@ def test_what_fails_within_spark_is_one_line(terminal: Terminal, tmp_path: Path)
     assert ended.status == 1
     assert ended.errors.startswith("kestrelmq: error: Mkdirs failed to create")
     assert ended.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError()]
+)
+def test_a_java_process_that_is_gone_is_said_so(
+    spark: SparkSession, error: Exception
+) -> None:  # its session
+    """py4j raises either, for whatever was called."""
+    with (
+        pytest.raises(KestrelError, match="Java process does not answer any more"),
+        spark_session("local", "test"),
+    ):
+        raise error
 
 
 @pytest.mark.parametrize(

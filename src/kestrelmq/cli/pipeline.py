@@ -15,7 +15,7 @@ from kestrelmq.cli.servers import (
     membership,
     named_servers,
 )
-from kestrelmq.cli.spark_runs import error_line, spark_session
+from kestrelmq.cli.spark_runs import STOPS, error_line, spark_session
 from kestrelmq.cli.tables import print_table
 from kestrelmq.cli.values import duration, time, wrong
 from kestrelmq.errors import KestrelError
@@ -334,7 +334,7 @@ def archive(  # noqa: PLR0913 # one for each flag
                 storage=storage,
             )
             query = pipelines.archive_journals(spark, files, every=interval)
-        _wait_for(query)
+        wait_for(query, follow=follow)
         written = pipelines.archived(spark, output, storage)
     _table(written, ("queue", "items", "bytes"))
 
@@ -420,11 +420,13 @@ def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:
     return "overwrite" if overwrite else "error"
 
 
-def _wait_for(query: "StreamingQuery") -> None:
-    """Wait until a query ends; stop it on SIGINT or SIGTERM."""
-    # Spark's own handler of SIGINT would cancel the batch, and the query would fail.
+def wait_for(query: "StreamingQuery", *, follow: bool) -> None:
+    """Wait until a query ends; one that follows its queues is stopped by SIGINT or SIGTERM.
+
+    These end any other before it is done, which must not look like success.
+    """
     asked_to_end = Event()
-    stops = (signal.SIGINT, signal.SIGTERM)
+    stops = STOPS if follow else ()
     previous = [signal.signal(number, lambda *_: asked_to_end.set()) for number in stops]
     try:
         while not query.awaitTermination(_POLL):

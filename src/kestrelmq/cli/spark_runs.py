@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,6 +21,10 @@ from kestrelmq.errors import KestrelError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+STOPS: Final = (signal.SIGINT, signal.SIGTERM)
+"""The signals that end a command."""
+_TERMINATED: Final = 143
+"""The exit status after SIGTERM, as a shell has it."""
 _UPDATE_SECONDS: Final = 0.5
 _OWN_ERROR: Final = re.compile(r"kestrelmq\.[\w.]+: (.+)")
 _OUTPUT_EXISTS: Final = re.compile(r"\[PATH_ALREADY_EXISTS\] Path (\S+) already exists")
@@ -67,11 +71,16 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
         master: Spark's master URL.
         what: the title of the progress bar.
 
+    SIGINT and SIGTERM end the block: Spark is stopped, and its temporary files are removed.
+
     Raises:
         KestrelError: an error of Spark, reduced to one line.
+        KeyboardInterrupt: SIGINT came.
+        SystemExit: SIGTERM came.
     """
     check_spark()
     from py4j.protocol import (  # type: ignore[import-untyped] # noqa: PLC0415 # may be missing
+        Py4JError,
         Py4JJavaError,
     )
     from pyspark.errors import PySparkException  # noqa: PLC0415 # as above
@@ -85,39 +94,69 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
         try:
             with contextlib.ExitStack() as session:
                 session.enter_context(_without_logs_of_py4j())
-                with interrupts_held_back():
+                session.enter_context(sigterm_exits())
+                with signals_held_back():
                     spark = session.enter_context(local_session(master, settings=settings))
                 session.enter_context(_progress(spark, what))
                 yield spark
+        except KestrelError:
+            raise
         except PySparkException as error:
             raise KestrelError(error_line(error)) from error
         except Py4JJavaError as error:
             # An error inside Spark itself, such as a full disk or a name that is too long.
             raise KestrelError(root_cause(error.java_exception)) from error
+        except (Py4JError, ConnectionError) as error:
+            raise KestrelError(
+                "Spark's Java process does not answer any more: was it killed, or out of memory?"
+            ) from error
         except (OSError, ValueError) as error:
-            if isinstance(error, KestrelError):
-                raise
             raise KestrelError(str(error)) from error
 
 
-@contextlib.contextmanager
-def interrupts_held_back() -> Iterator[None]:
-    """Hold SIGINT back during a `with` block in which Spark starts: it comes at the end.
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came. Of all exceptions, py4j expects only this kind while it waits for Java."""
 
-    An interrupted start leaves a JVM that never ends. Spark sets a handler of its own, which does
-    not go on: it would use a connection to the JVM that may be in use already.
+
+@contextlib.contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Let SIGTERM end a `with` block as SIGINT does, so that what is in it cleans up.
 
     Raises:
-        KeyboardInterrupt: at the end of the block, if SIGINT came.
+        SystemExit: SIGTERM came.
     """
-    came = Event()
-    before = signal.signal(signal.SIGINT, lambda *_: came.set())
+
+    def leave(*_: object) -> NoReturn:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except _Terminated:
+        sys.exit(_TERMINATED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back during a `with` block in which Spark starts.
+
+    The one that came last is raised again at the end of the block. An interrupted start leaves a
+    JVM that never ends. Spark sets a handler of SIGINT of its own, which does not go on: it would
+    use a connection to the JVM that may be in use already.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda got, _frame: came.append(got)) for number in STOPS
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came.is_set():
-        raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[-1])
 
 
 @contextlib.contextmanager

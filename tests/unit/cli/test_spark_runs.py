@@ -2,22 +2,69 @@
 
 import os
 import signal
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kestrelmq.cli.spark_runs import interrupts_held_back, root_cause
+from kestrelmq.cli.pipeline import wait_for
+from kestrelmq.cli.spark_runs import root_cause, signals_held_back, sigterm_exits
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
-def test_an_interrupt_waits_until_spark_has_started() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_spark_has_started(number: signal.Signals) -> None:
     """Otherwise the start would leave a process that never ends."""
-    before, has_started = signal.getsignal(signal.SIGINT), False
-    with pytest.raises(KeyboardInterrupt), interrupts_held_back():  # noqa: PT012
-        os.kill(os.getpid(), signal.SIGINT)
-        has_started = True
+    before, has_started = signal.getsignal(number), False
+    with pytest.raises((KeyboardInterrupt, SystemExit)), sigterm_exits():  # noqa: PT012
+        with signals_held_back():
+            os.kill(os.getpid(), number)
+            has_started = True
+        raise AssertionError("the signal did not come")
     assert has_started
-    with interrupts_held_back():
+    with sigterm_exits(), signals_held_back():
         pass
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
+
+
+class Query:
+    """A streaming query that goes on until it is stopped, while a signal comes."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self.is_stopped = False
+
+    def awaitTermination(self, _timeout: float) -> bool:  # noqa: N802 # Spark's name
+        """Return whether it has ended."""
+        if not self.is_stopped:
+            os.kill(os.getpid(), self._number)
+        return self.is_stopped
+
+    def stop(self) -> None:
+        """End it."""
+        self.is_stopped = True
+
+    def exception(self) -> None:
+        """Return the error that ended it."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_query_that_follows_is_stopped_by_a_signal(number: signal.Signals) -> None:
+    """That is how it ends, so it is no failure; the handlers are as before."""
+    query, before = Query(number), signal.getsignal(number)
+    wait_for(cast("StreamingQuery", query), follow=True)
+    assert query.is_stopped
+    assert signal.getsignal(number) is before
+
+
+def test_a_query_that_is_not_done_does_not_end_like_one_that_is() -> None:
+    """A script that goes on after success must not take a queue for drained."""
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(cast("StreamingQuery", Query(signal.SIGINT)), follow=False)
+    with pytest.raises(SystemExit) as ended, sigterm_exits():
+        wait_for(cast("StreamingQuery", Query(signal.SIGTERM)), follow=False)
+    assert ended.value.code == 143
 
 
 class JavaError:
