@@ -13,7 +13,7 @@ or as it is after the commit. Which rename this is depends on what the queue has
                              journal does (`journal.pack.take_place`)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.names import (
     QueueFiles,
+    QueuePathFiles,
     delayed_name,
     group_files,
     later_timestamp,
@@ -53,12 +54,17 @@ class JournalCommit:
         self._overwrite = overwrite
         self._count = count()
 
-    def run(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
+    def run(
+        self, parts: Mapping[str, Sequence[JournalPart]], found: QueuePathFiles | None = None
+    ) -> None:
         """Commit the parts of each queue, given in their final order.
 
-        The delayed items of a queue are a queue of their own here, named as their journal.
+        Args:
+            parts: of each queue; the delayed items of a queue are a queue of their own here, named
+                as their journal.
+            found: the files of the queue path, if they have been listed since it was locked.
         """
-        found = group_files(self._directory.names())
+        found = found or group_files(self._directory.names())
         for queue in sorted(parts):
             existing = found.of_journal(queue)
             if existing is None:
@@ -122,14 +128,13 @@ class JournalCommit:
 
 
 def whole_queues(
-    parts: Mapping[str, list[JournalPart]], names: Iterable[str]
+    parts: Mapping[str, list[JournalPart]], found: QueuePathFiles
 ) -> dict[str, list[JournalPart]]:
-    """Return the parts with which to overwrite whole queues of the queue path with files `names`.
+    """Return the parts with which to overwrite whole queues of a queue path with the files `found`.
 
     A queue of which only delayed items are written has no others afterwards, and the reverse: its
     other journal gets no parts.
     """
-    found = group_files(names)
     whole = dict(parts)
     for queue in {master_of_delayed(name) or name for name in parts}:
         for journal in (queue, delayed_name(queue)):

@@ -31,6 +31,7 @@ from kestrelmq.journal.files import (
     make_queue_path,
     open_stream,
 )
+from kestrelmq.journal.names import group_files
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode
@@ -42,7 +43,7 @@ from kestrelmq.spark.sources.journal_parts import (
     index_path,
     merge_parts,
 )
-from kestrelmq.spark.sources.stored_commit import StoredJournalCommit
+from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, files_found
 from kestrelmq.spark.sources.written_columns import session_zone
 from kestrelmq.spark.storage import Location, in_parallel, local_path
 
@@ -144,9 +145,11 @@ class LocalJob:
                 for place, (queue, mine) in enumerate(parts.items())
             }
             directory = DiskDirectory(self._path)
+            found = group_files(directory.names())
             if self._overwrite:
-                ordered = whole_queues(ordered, directory.names())
-            JournalCommit(directory, self._work, self._now, overwrite=self._overwrite).run(ordered)
+                ordered = whole_queues(ordered, found)
+            commit = JournalCommit(directory, self._work, self._now, overwrite=self._overwrite)
+            commit.run(ordered, found)
             write_directories.remove(self._work)
         finally:
             lock.release()
@@ -187,12 +190,12 @@ class StoredJob:
                 queue: in_order(mine) or [self._merged(mine, f"merged-{place}")]
                 for place, (queue, mine) in enumerate(parts.items())
             }
+            found = files_found(self._path)
             if self._overwrite:
-                names = (one.name for one in self._path.entries() if not one.is_directory)
-                ordered = whole_queues(ordered, names)
+                ordered = whole_queues(ordered, found)
             StoredJournalCommit(
                 self._work, self._now, overwrite=self._overwrite, check=turn.check
-            ).run(ordered)
+            ).run(ordered, found=found)
         finally:
             turn.release()
         self._work.delete_tree()

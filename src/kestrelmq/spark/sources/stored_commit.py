@@ -34,6 +34,7 @@ import pyarrow as pa
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import (
     QueueFiles,
+    QueuePathFiles,
     group_files,
     later_timestamp,
     pack_name,
@@ -52,6 +53,11 @@ Reached = Callable[[str], None]
 """Called behind each step that others see; crash tests stop there."""
 
 _REMOVES: Final = REMOVE_RECORD * (1 << 20)
+
+
+def files_found(path: Location) -> QueuePathFiles:
+    """Return the files of a queue path in a store."""
+    return group_files(one.name for one in path.entries() if not one.is_directory)
 
 
 class StoredJournalCommit:
@@ -87,6 +93,8 @@ class StoredJournalCommit:
         self,
         parts: Mapping[str, Sequence[JournalPart]],
         behind: Callable[[Location], Location] | None = None,
+        *,
+        found: QueuePathFiles | None = None,
     ) -> None:
         """Commit the parts of each queue, given in their final order; several queues at once.
 
@@ -95,12 +103,13 @@ class StoredJournalCommit:
                 as their journal.
             behind: where a file is that `write_behind` has made of a queue's only part, if the
                 queue has rotated files and a current one; None to make it here.
+            found: the files of the queue path, if they have been listed since the turn began.
 
         Raises:
             JournalError: nothing can be appended to a queue, or it is not the write's turn.
             StorageError: the store cannot be reached, or refuses.
         """
-        found = group_files(one.name for one in self._path.entries() if not one.is_directory)
+        found = found or files_found(self._path)
         for queue in found.queues.values():
             # A killed driver may have left what means nothing in any of them.
             for files in (queue, queue.delayed):

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import JournalError, QueuePathLocked
-from kestrelmq.journal.files import QueuePathLock
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock
 from kestrelmq.journal.write_directories import WRITE_MARK, remove_all
 from kestrelmq.spark.sources.encoding import encode
 from kestrelmq.spark.sources.journal_parts import PartWriter
@@ -18,9 +18,9 @@ from tests.spark.spools import load
 SCHEMA = StructType([StructField(name, StringType()) for name in ("queue", "data")])
 
 
-def begun(spool: Path) -> tuple[JournalWriter, PartsWritten]:
+def begun(spool: Path, *, overwrite: bool = False) -> tuple[JournalWriter, PartsWritten]:
     """Begin a write and do its only task's work."""
-    writer = JournalWriter(str(spool), SCHEMA, overwrite=False)
+    writer = JournalWriter(str(spool), SCHEMA, overwrite=overwrite)
     (directory,) = spool.glob(f"{WRITE_MARK}*")
     parts = PartWriter(directory, "task")
     for encoded in encode(pa.RecordBatch.from_pydict({"queue": ["q"], "data": ["x"]}), 1):
@@ -74,3 +74,21 @@ def test_a_part_that_is_cut_short_changes_no_queue(tmp_path: Path) -> None:
     writer.abort([written])
 
     assert [entry.name for entry in tmp_path.iterdir()] == ["~~lock"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_commit_lists_the_queue_path_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, overwrite: bool
+) -> None:
+    """There may be very many queues, and nothing else changes while the commit has the lock."""
+    writer, written = begun(tmp_path, overwrite=overwrite)
+    names, listed = DiskDirectory.names, []
+
+    def counted(directory: DiskDirectory) -> list[str]:
+        listed.append(directory.path)
+        return names(directory)
+
+    monkeypatch.setattr(DiskDirectory, "names", counted)
+    writer.commit([written])
+
+    assert listed == [tmp_path]
