@@ -40,6 +40,7 @@ READS: Final = {
     "thrift": (thrift_get(b"work", 1, 0), b"\0\0\0\x04live"),
 }
 SLOW: Final = {
+    "memcache, malformed": b"get work/zz\r\n",
     "memcache, client kill": b"client kill 999\r\n",
     "text, client kill": b"client kill 999\n",
     "text, reserve": b"reserve a,b,c 1 lease=9999\n",

@@ -356,6 +356,7 @@ class MemcacheSession(LineSession):
     def _fault(self, fault: ClientFault) -> None:
         self._connection.push(memcache.client_error(fault.message))
         self._connection.closing |= fault.closes
+        self._connection.share_turn()  # malformed lines take much longer than others
 
     def _close_with(self, reply: bytes) -> None:
         self._connection.push(reply)
