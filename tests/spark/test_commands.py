@@ -197,6 +197,8 @@ def test_a_java_process_that_is_gone_is_said_so(
         (["archive", "-o", "out"], 2, "give QUEUE..., or --journals PATH"),
         (["archive", "q", "-o", "out", "--accept-loss"], 2, "go with --journals"),
         (["archive", "-o", "o", "--journals", "p", "--copy", "c"], 2, "do not go with --journals"),
+        (["archive", "-o", "o", "--journals", ".", "--batch-items", "5"], 2, "does not go with"),
+        (["archive", "q", "-o", "o", "--every", "1s"], 2, "--every goes with --follow"),
         (["archive", "-o", "o", "--journals", "nowhere"], 1, "directory matches 'nowhere'"),
         (["archive", "-o", "o", "--journals", ".", "--start", "soon"], 2, "for '--start': 'soon'"),
     ],

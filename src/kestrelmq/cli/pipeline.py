@@ -98,6 +98,8 @@ OverwriteFlag = Annotated[
 ]
 _LOCAL: Final = "local[*]"
 _EARLIEST: Final = "earliest"
+_BATCH_ITEMS: Final = 100_000
+_EVERY: Final = 10.0
 _POLL: Final = 1
 # The same limit as in `spark.live.batch_plan`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
@@ -268,10 +270,10 @@ def archive(  # noqa: PLR0913 # one for each flag
             show_default="10 seconds",
             help="With --follow: the interval between batches.",
         ),
-    ] = 10.0,
+    ] = _EVERY,
     batch_items: Annotated[
         int, typer.Option(min=1, max=_MOST_ITEMS, help="Items in a batch, at most.")
-    ] = 100_000,
+    ] = _BATCH_ITEMS,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -302,6 +304,10 @@ def archive(  # noqa: PLR0913 # one for each flag
         raise typer.BadParameter("give QUEUE..., or --journals PATH")
     if journals is not None and any((copy, servers, zookeeper, path_prefix)):
         raise typer.BadParameter("--copy and the servers do not go with --journals")
+    if journals is not None and batch_items != _BATCH_ITEMS:
+        raise typer.BadParameter("--batch-items does not go with --journals")
+    if every != _EVERY and not follow:
+        raise typer.BadParameter("--every goes with --follow")
     if journals is None and (accept_loss or start != _EARLIEST):
         raise typer.BadParameter("--start and --accept-loss go with --journals")
     interval = f"{round(every * 1000)} milliseconds" if follow else None
