@@ -191,7 +191,7 @@ def check_apart(pattern: JournalPath, output: JournalPath) -> None:
         if journals == target or journals in target.parents or target in journals.parents:
             raise ConfigError(
                 f"option 'output': {str(output)!r} is not allowed: it must be apart from the "
-                f"journals in {tree.shown(spool)}"
+                f"journals in {tree.shown(spool) or os.curdir}"
             )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.errors import JournalError
+from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.spark.plan.opening import ENDS, open_view
-from kestrelmq.spark.plan.spool import SpoolFile, list_files
+from kestrelmq.spark.plan.spool import SpoolFile, check_apart, list_files
 from tests.spark.spools import adds, write
 
 
@@ -121,3 +121,13 @@ def test_only_what_is_wanted_of_a_current_file_is_read(tmp_path: Path) -> None:
 
     assert view.bytes.tobytes() == b"x" * ENDS + bytes(50_000 - ENDS) + b"x" * 40_000
     assert ends.bytes.tobytes() == b"x" * ENDS + bytes(100_000 - 2 * ENDS) + b"x" * ENDS
+
+
+def test_an_output_among_the_journals_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the directory, whose path is empty here."""
+    (tmp_path / "q").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"apart from the journals in \.$"):
+        check_apart("q", str(tmp_path / "table"))
