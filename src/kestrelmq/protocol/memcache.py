@@ -35,9 +35,9 @@ from kestrelmq.protocol.managing import (
     Shutdown,
     Version,
 )
-from kestrelmq.protocol.put_options import parse_name
+from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.words import MAX_DIGITS, NameParser, count, number, printable
+from kestrelmq.protocol.words import NameParser, count, number, printable
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -231,7 +231,7 @@ class NumberedLine:
         self._next_digits = b"0"
         # The bytes of the last numbers, and the most bytes of them and the end.
         self._width = 0
-        self._most = 2 * MAX_DIGITS + len(_AFTER) + len(end)
+        self._most = 2 * MOST_DIGITS + len(_AFTER) + len(end)
 
     def read(self, data: bytes, position: int) -> int:
         """Read the line at `position`, if it is such a one.
@@ -251,10 +251,10 @@ class NumberedLine:
         digits, after = data[at:stop], self._mark.after
         if self._has_after:
             digits, _, more = digits.partition(_AFTER)
-            if not more.isdigit() or len(more) > MAX_DIGITS:
+            if not more.isdigit() or len(more) > MOST_DIGITS:
                 return 0
             after = int(more)
-        if len(digits) > MAX_DIGITS:
+        if len(digits) > MOST_DIGITS:
             return 0
         if digits == self._next_digits:
             sequence = self._next  # to parse them takes longer

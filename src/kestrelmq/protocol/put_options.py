@@ -16,8 +16,10 @@ from typing import Final
 
 from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.words import MAX_DIGITS, printable
+from kestrelmq.protocol.words import printable
 
+MOST_DIGITS: Final = 18
+"""Most digits of a number in an option."""
 _NUMBERS: Final = {b"delay": "milliseconds", b"seq": "a number", b"after": "a number"}
 
 
@@ -62,7 +64,7 @@ def parse_name(word: bytes) -> tuple[bytes, PutOptions]:
 
 
 def _number(option: bytes, value: bytes) -> int:
-    if not value.isdigit() or len(value) > MAX_DIGITS:
+    if not value.isdigit() or len(value) > MOST_DIGITS:
         raise ClientFault(f"{option.decode()}= takes {_NUMBERS[option]}", closes=False)
     return int(value)
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from kestrelmq.protocol.decimals import joined
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.words import MAX_DIGITS, NameParser, milliseconds, number, split_options
+from kestrelmq.protocol.words import NameParser, milliseconds, number, split_options
 from kestrelmq.tags import MAX_EPOCH, MAX_TAG, parse_tag
 
 MAX_RESERVED: Final = 1000
@@ -29,6 +29,7 @@ MAX_OWNER: Final = MAX_TAG
 """The most bytes of an owner, or of the name in a tag."""
 MAX_MILLISECONDS: Final = 2**53
 """The longest lease, wait, delay or grace."""
+_MAX_DIGITS: Final = 19
 _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
 _HEX_DIGITS: Final = b"0123456789abcdef"
@@ -209,7 +210,7 @@ def _parse_run(text: bytes) -> Reads | None:
         count = text.count(b" ") + 1
     suffix, xid = word[-_SUFFIX:], word[:-_SUFFIX]
     is_long_enough = len(text) >= count * (_SUFFIX + 2) - 1
-    if not (is_long_enough and xid.isdigit() and len(xid) <= MAX_DIGITS and suffix[:1] == b"-"):
+    if not (is_long_enough and xid.isdigit() and len(xid) <= _MAX_DIGITS and suffix[:1] == b"-"):
         return None
     first = int(xid)
     if joined(first, count, suffix + b" ") + suffix != text:
@@ -228,10 +229,11 @@ def _nonce(suffix: bytes, word: bytes) -> int:
 
 def _xid(word: bytes) -> int:
     """Return the xid of the read `word`."""
-    xid = number(word[:-_SUFFIX])
-    if xid is None:
+    xid = word[:-_SUFFIX]
+    digits = xid[1:] if xid[:1] == b"-" else xid
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
         raise _no_read(word)
-    return xid
+    return int(xid)
 
 
 def _no_read(word: bytes) -> ValueError:
@@ -343,11 +345,11 @@ def _extend(words: list[bytes], queue: NameParser) -> Extend | ExtendOwner:
 def _retire(words: list[bytes], queue: NameParser) -> Retire:
     if len(words) != 3:
         raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
-    epoch = words[2]  # it may have a digit more than other numbers
+    epoch = number(words[2])
     return Retire(
         queue(words[0]),
         _text({b"name": words[1]}, b"name"),
-        int(epoch) if epoch.isdigit() and len(epoch) <= MAX_TAG else -1,
+        -1 if epoch is None else epoch,
     )
 
 

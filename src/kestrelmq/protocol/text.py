@@ -63,7 +63,7 @@ from kestrelmq.protocol.managing import (
 )
 from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
 from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.words import NameParser, number
+from kestrelmq.protocol.words import NameParser
 
 MAX_LINE_BYTES: Final = 8192
 """The longest command line in bytes, without its line end."""
@@ -80,6 +80,8 @@ _LARGE_LINE: Final = 1 << 20
 """A line with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
 _RETURN: Final = ord("\r")
 
+# Of times and counts: enough for any sensible number, and few enough to convert quickly.
+_MOST_DIGITS: Final = 18
 LargestItem = Callable[[str], int | None]
 """Returns the most bytes that an item of a queue may have; None is no limit."""
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
@@ -458,17 +460,17 @@ def _name(word: bytes) -> str:
 
 
 def _integer(word: bytes) -> int:
-    value = number(word)
-    if value is None:
-        raise _fault("not a number")
-    return value
+    digits = word.removeprefix(b"-")
+    if digits.isdigit() and len(digits) <= _MOST_DIGITS:
+        return int(word)
+    raise _fault("not a number")
 
 
 def _count(word: bytes) -> int:
-    value = _integer(word)
-    if value < 0:
+    number = _integer(word)
+    if number < 0:
         raise _fault("a number below 0")
-    return value
+    return number
 
 
 def _fault(message: str) -> ClientFault:
