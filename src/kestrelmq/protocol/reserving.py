@@ -18,7 +18,7 @@ from typing import Final
 
 from kestrelmq.protocol.decimals import joined
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.words import NameParser, milliseconds, number, split_options
+from kestrelmq.protocol.words import MAX_DIGITS, NameParser, milliseconds, number, split_options
 from kestrelmq.tags import MAX_EPOCH, MAX_TAG, parse_tag
 
 MAX_RESERVED: Final = 1000
@@ -29,7 +29,6 @@ MAX_OWNER: Final = MAX_TAG
 """The most bytes of an owner, or of the name in a tag."""
 MAX_MILLISECONDS: Final = 2**53
 """The longest lease, wait, delay or grace."""
-_MAX_DIGITS: Final = 19
 _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
 _HEX_DIGITS: Final = b"0123456789abcdef"
@@ -210,7 +209,7 @@ def _parse_run(text: bytes) -> Reads | None:
         count = text.count(b" ") + 1
     suffix, xid = word[-_SUFFIX:], word[:-_SUFFIX]
     is_long_enough = len(text) >= count * (_SUFFIX + 2) - 1
-    if not (is_long_enough and xid.isdigit() and len(xid) <= _MAX_DIGITS and suffix[:1] == b"-"):
+    if not (is_long_enough and xid.isdigit() and len(xid) <= MAX_DIGITS and suffix[:1] == b"-"):
         return None
     first = int(xid)
     if joined(first, count, suffix + b" ") + suffix != text:
@@ -231,7 +230,7 @@ def _xid(word: bytes) -> int:
     """Return the xid of the read `word`."""
     xid = word[:-_SUFFIX]
     digits = xid[1:] if xid[:1] == b"-" else xid
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+    if not digits.isdigit() or len(digits) > MAX_DIGITS:
         raise _no_read(word)
     return int(xid)
 

@@ -10,13 +10,14 @@ from kestrelmq.protocol.faults import ClientFault
 
 NameParser = Callable[[bytes], str]
 """Returns the name of a queue that a word is; raises ClientFault if it is none."""
-_MAX_DIGITS: Final = 19
+MAX_DIGITS: Final = 19
+"""Most digits of a number that `number` takes: those of the greatest in 64 bits."""
 
 
 def number(word: bytes) -> int | None:
     """Return the decimal number in `word`; None if it is not one or has more than 19 digits."""
     digits = word[1:] if word[:1] in {b"-", b"+"} else word
-    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+    if not digits.isdigit() or len(digits) > MAX_DIGITS:
         return None
     return int(word)
 
