@@ -145,7 +145,7 @@ class SilenceWatch:
         """`limit` is that time, in seconds."""
         self.period = limit / _LOOKS
         # When each was last served and what it had not read, and how many looks found the same.
-        self._seen: dict[Connection, tuple[int, int, int]] = {}
+        self._seen: dict[Connection, tuple[tuple[int, int], int]] = {}
 
     def look(self, connections: Iterable[Connection]) -> list[Connection]:
         """Return those of `connections` that were silent for all of the time.
@@ -159,10 +159,10 @@ class SilenceWatch:
         for one in connections:
             if one.paused and not one.awaits_reading:
                 continue
-            unread = one.unread if one.paused else 0
-            *then, looks = before.get(one, (-1, 0, 0))
-            looks = looks + 1 if then == [one.last_served, unread] else 0
-            self._seen[one] = one.last_served, unread, looks
+            state = one.last_served, one.unread if one.paused else 0
+            earlier, looks = before.get(one, (None, 0))
+            looks = looks + 1 if state == earlier else 0
+            self._seen[one] = state, looks
             if looks >= _LOOKS:
                 silent.append(one)
         return silent
