@@ -1,6 +1,5 @@
 """`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
-import signal
 from collections.abc import Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -15,7 +14,7 @@ from kestrelmq.cli.servers import (
     membership,
     named_servers,
 )
-from kestrelmq.cli.spark_runs import STOPS, error_line, spark_session
+from kestrelmq.cli.spark_runs import STOPS, error_line, handled_by, spark_session
 from kestrelmq.cli.tables import print_table
 from kestrelmq.cli.values import duration, time, wrong
 from kestrelmq.errors import KestrelError
@@ -432,15 +431,10 @@ def wait_for(query: "StreamingQuery", *, follow: bool) -> None:
     These end any other before it is done, which must not look like success.
     """
     asked_to_end = Event()
-    stops = STOPS if follow else ()
-    previous = [signal.signal(number, lambda *_: asked_to_end.set()) for number in stops]
-    try:
+    with handled_by(lambda *_: asked_to_end.set(), *(STOPS if follow else ())):
         while not query.awaitTermination(_POLL):
             if asked_to_end.is_set():
                 query.stop()
-    finally:
-        for number, handler in zip(stops, previous, strict=True):
-            signal.signal(number, handler)
     error = query.exception()
     if error is not None:
         raise KestrelError(error_line(error))

@@ -9,9 +9,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -115,6 +116,19 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
             raise KestrelError(str(error)) from error
 
 
+@contextlib.contextmanager
+def handled_by(
+    handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals
+) -> Iterator[None]:
+    """Let `handler` be called for these signals during a `with` block."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 class _Terminated(KeyboardInterrupt):
     """SIGTERM came. Of all exceptions, py4j expects only this kind while it waits for Java."""
 
@@ -130,13 +144,11 @@ def sigterm_exits() -> Iterator[None]:
     def leave(*_: object) -> NoReturn:
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield
+        with handled_by(leave, signal.SIGTERM):
+            yield
     except _Terminated:
         sys.exit(_TERMINATED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -148,14 +160,8 @@ def signals_held_back() -> Iterator[None]:
     use a connection to the JVM that may be in use already.
     """
     came: list[int] = []
-    before = {
-        number: signal.signal(number, lambda got, _frame: came.append(got)) for number in STOPS
-    }
-    try:
+    with handled_by(lambda number, _frame: came.append(number), *STOPS):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if came:
         signal.raise_signal(came[-1])
 
