@@ -1,20 +1,21 @@
 """Every state that a crash may leave of everything that changes files, loaded and compared.
 
 A scenario runs once, on a directory that records it. From its notes the states are derived (the
-bounds are those of `kestrelmq.testing.recording`); each is loaded, twice, and compared with what
-the scenario's model promises. Of every so many, the crashes of the loading itself are tried, too.
+bounds are those of `tests.support.recording_directory`); each is loaded, twice, and compared with
+what the scenario's model promises. Of every so many, the crashes of the loading itself are tried,
+too.
 """
 
 from pathlib import Path
 
 import pytest
 
-from kestrelmq.testing.recording import StateBounds
 from tests.support.crash_checks import REGISTRY, STATUS, Checker
 from tests.support.crash_recordings import DEEP, QUICK, recorded
 from tests.support.crash_scenarios import SCENARIOS
 from tests.support.crash_sites import function
 from tests.support.crash_tools import TOOLS
+from tests.support.recording_directory import StateBounds
 
 REACHED = {
     "empty again": {"rotate", "remove_old"},

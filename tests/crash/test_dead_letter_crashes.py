@@ -9,10 +9,10 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.departures import Departures
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.recording import Contents, CrashCause, RecordingDirectory, crash_states
 from tests.support.crash_checks import Checker, Queues, is_unread
 from tests.support.crash_recordings import QUICK
+from tests.support.fake_clock import FakeClock
+from tests.support.recording_directory import Contents, CrashCause, RecordingDirectory, crash_states
 
 ITEMS = (b"first", b"second", b"third")
 DELIVERIES = 2

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.testing.recording import (
+from tests.support.crash_checks import REGISTRY, STATUS, Checker, WrongState
+from tests.support.crash_recordings import QUICK, Recording, States, recorded
+from tests.support.crash_scenarios import SCENARIOS
+from tests.support.crash_sites import all_sites, function, site
+from tests.support.crash_tools import TOOLS
+from tests.support.recording_directory import (
     Link,
     Operation,
     Remove,
@@ -22,11 +27,6 @@ from kestrelmq.testing.recording import (
     SyncNames,
     Truncate,
 )
-from tests.support.crash_checks import REGISTRY, STATUS, Checker, WrongState
-from tests.support.crash_recordings import QUICK, Recording, States, recorded
-from tests.support.crash_scenarios import SCENARIOS
-from tests.support.crash_sites import all_sites, function, site
-from tests.support.crash_tools import TOOLS
 
 SHARED = "journal/writer.py FileJournal.sync_current: current.sync()"
 CLEANED = "journal/loading.py clean_up: directory.rename(old, new)"

@@ -10,10 +10,15 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.recording import Contents, RecordingDirectory, StateBounds, crash_states
 from tests.support.crash_checks import is_unread, two_starts
 from tests.support.crash_recordings import QUICK
+from tests.support.fake_clock import FakeClock
+from tests.support.recording_directory import (
+    Contents,
+    RecordingDirectory,
+    StateBounds,
+    crash_states,
+)
 
 pytestmark = pytest.mark.compiled
 

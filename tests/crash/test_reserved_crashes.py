@@ -11,10 +11,15 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.reservations import ReserveTerms
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.recording import Contents, RecordingDirectory, StateBounds, crash_states
 from tests.support.crash_checks import ONE_MORE, is_unread, two_starts
 from tests.support.crash_recordings import QUICK
+from tests.support.fake_clock import FakeClock
+from tests.support.recording_directory import (
+    Contents,
+    RecordingDirectory,
+    StateBounds,
+    crash_states,
+)
 
 pytestmark = pytest.mark.compiled
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.journal.records import Remove, RemoveTentative, encode
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.journals import numbered
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.real import SimulatedCrash
 from tests.support.crash_tools import imports, packs, repairs
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.journal_bytes import numbered
+from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

@@ -18,10 +18,10 @@ from kestrelmq.journal.records import (
     RemoveTentative,
     RemoveTentativeXid,
 )
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.queues import items_on_disk
 from tests.support.commands import run_command, run_without_room
+from tests.support.journal_bytes import journal
 from tests.support.limits import largest_file
+from tests.support.local_queues import items_on_disk
 from tests.support.patience import PATIENCE
 
 NOW = 1_700_000_000_000

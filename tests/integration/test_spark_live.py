@@ -39,8 +39,8 @@ from kestrelmq.spark.live.staging import (
     Staging,
 )
 from kestrelmq.spark.live.stream_driver import BatchLimits, StreamDriver
-from kestrelmq.testing.clock import FakeClock
 from tests.spark.spools import adds, write
+from tests.support.fake_clock import FakeClock
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 

@@ -26,7 +26,7 @@ from kestrelmq.spark.live.staging import Reached, StagingInUse
 from kestrelmq.spark.live.stored_batches import StoredBatches
 from kestrelmq.spark.live.stream_driver import BatchLimits, StreamDriver
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.object_store import BUCKET, ObjectStore, running_store
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server

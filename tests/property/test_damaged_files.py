@@ -43,9 +43,9 @@ from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.plan.read_plans import SummaryTask, replay_in_parallel, summarise
 from kestrelmq.spark.plan.segments import SegmentSummary
 from kestrelmq.spark.plan.spool import list_files
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.journals import journal
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled

@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 

@@ -29,8 +29,8 @@ from kestrelmq.spark.plan.spool_follower import (
     JournalDataLost,
     SpoolFollower,
 )
-from kestrelmq.testing.clock import FakeClock
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
 
 NOW = 1_700_000_000_000
 SAVED = b"\x04\x00\x00\x00\x00"

@@ -35,8 +35,8 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.journal.walk import Walk, find_records
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.journals import journal
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

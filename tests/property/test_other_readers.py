@@ -45,10 +45,10 @@ from kestrelmq.journal.selection import select
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
 from kestrelmq.spark.plan.spool import list_files
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.worker import HeldWorker
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
+from tests.support.journal_bytes import journal
 from tests.support.readings import Reading, replayed
 
 pytestmark = pytest.mark.compiled

@@ -14,7 +14,7 @@ from kestrelmq.errors import KestrelError
 from kestrelmq.journal.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
 

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from kestrelmq import Item, JournalError, PersistentQueue, QueueConfig
-from kestrelmq.testing.clock import FakeClock
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

@@ -20,7 +20,7 @@ from kestrelmq.engine.upkeep import Waiting
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.crashing import CrashLoss
+from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 from tests.support.readings import replayed

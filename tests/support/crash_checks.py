@@ -13,9 +13,10 @@ from kestrelmq.journal.names import group_files, parse_name
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues
-from kestrelmq.testing.recording import (
+from tests.support.crash_scenarios import as_delayed
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues
+from tests.support.recording_directory import (
     Contents,
     CrashCause,
     Operation,
@@ -23,7 +24,6 @@ from kestrelmq.testing.recording import (
     StateBounds,
     crash_states,
 )
-from tests.support.crash_scenarios import as_delayed
 
 Items = tuple[bytes, ...]
 Queues = tuple[tuple[str, Items], ...]

@@ -10,15 +10,6 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.registry import QueueEntry, QueueRegistry, decode
 from kestrelmq.journal.files import replace_file
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.recording import (
-    Contents,
-    CrashCause,
-    Operation,
-    RecordingDirectory,
-    StateBounds,
-    crash_states,
-)
 from tests.support.crash_checks import REGISTRY, STATUS, Allowed, Queues, is_unread
 from tests.support.crash_scenarios import (
     SCENARIOS,
@@ -29,6 +20,15 @@ from tests.support.crash_scenarios import (
     kestrel_2,
 )
 from tests.support.crash_tools import TOOLS, Anything, Phase, record
+from tests.support.fake_clock import FakeClock
+from tests.support.recording_directory import (
+    Contents,
+    CrashCause,
+    Operation,
+    RecordingDirectory,
+    StateBounds,
+    crash_states,
+)
 
 QUICK = StateBounds(cuts=lambda size: sorted({1, size // 2}), name_sets=16, mixtures=24)
 """For `make test`."""

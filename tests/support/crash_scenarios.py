@@ -10,10 +10,10 @@ from kestrelmq.engine.worker import run_to_end
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.real import SimulatedCrash
-from kestrelmq.testing.recording import RecordingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
+from tests.support.real_directory import SimulatedCrash
+from tests.support.recording_directory import RecordingDirectory
 
 State = tuple[bytes, ...] | None
 """The items of a queue, delayed ones first, then open reads; None: there is no queue."""

@@ -21,11 +21,11 @@ from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.spark.sources.journal_commit import JournalCommit
 from kestrelmq.spark.sources.journal_parts import JournalPart
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.journals import numbered
-from kestrelmq.testing.recording import RecordingDirectory
 from tests.support.crash_checks import DAMAGED, Items
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import numbered
+from tests.support.recording_directory import RecordingDirectory
 
 NOW = 1_700_000_000_000
 Found = Items | None

@@ -12,9 +12,9 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
 
 NAME: Final = "jobs"
 """The name of the queue of a model that has one."""

@@ -1,7 +1,7 @@
 """How often something may happen, by a clock."""
 
 from kestrelmq.clock import Throttle
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 def passed(clock: FakeClock, throttle: Throttle) -> list[float]:

@@ -11,7 +11,7 @@ from kestrelmq.admin.sampling import ALL, Sampler, snapshot_of
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.testing.crashing import CrashingDirectory
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 
 NAMES = ("a", "b", "b+child", "c", "d")

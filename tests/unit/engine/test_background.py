@@ -15,9 +15,9 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.journal.records import add_xid, item, item_data, save_xid, unremove
 from kestrelmq.server.loop.background import kept_running
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -15,8 +15,8 @@ from kestrelmq.engine import browsing
 from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.queues import LocalQueues, queue_settings
 from tests.support.examples import examples
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -9,8 +9,8 @@ import pytest
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.local_queues import LocalQueues
 
 pytestmark = pytest.mark.compiled
 

@@ -11,7 +11,7 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.journal.records import REMOVE_RECORD, item
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

@@ -15,9 +15,9 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.registry import declaration
 from kestrelmq.errors import InvalidDeclaration, InvalidQueueName, JournalError
 from kestrelmq.journal.writer import NoJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues
 from tests.support.examples import examples
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues
 
 pytestmark = pytest.mark.compiled
 

@@ -22,10 +22,10 @@ from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark, put_mark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker, LateWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

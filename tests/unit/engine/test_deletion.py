@@ -8,9 +8,9 @@ import pytest
 
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

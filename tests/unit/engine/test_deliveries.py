@@ -13,9 +13,9 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.library import PersistentQueue
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

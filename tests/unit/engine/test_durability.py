@@ -11,9 +11,9 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -14,10 +14,10 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.real import SimulatedCrash
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

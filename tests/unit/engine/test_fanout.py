@@ -8,7 +8,7 @@ from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.queues import LocalQueues
+from tests.support.local_queues import LocalQueues
 
 pytestmark = pytest.mark.compiled
 

@@ -11,8 +11,8 @@ from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -10,9 +10,9 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.queues import LocalQueues, items_on_disk
-from kestrelmq.testing.real import SimulatedCrash
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.local_queues import LocalQueues, items_on_disk
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

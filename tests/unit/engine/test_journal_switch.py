@@ -10,10 +10,10 @@ from kestrelmq.engine.worker import Done, Job, run_to_end
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import item
 from kestrelmq.journal.writer import FileJournal, NoJournal
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
-from kestrelmq.testing.recording import RecordingDirectory, SyncFile, SyncNames
-from kestrelmq.testing.worker import HeldWorker, LateWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
+from tests.support.recording_directory import RecordingDirectory, SyncFile, SyncNames
 
 pytestmark = pytest.mark.compiled
 

@@ -17,9 +17,9 @@ from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item_data, item_deliveries, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues
 
 pytestmark = pytest.mark.compiled
 

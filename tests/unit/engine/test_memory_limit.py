@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.engine import upkeep
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker, LateWorker
+from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -15,7 +15,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.journal.files import DiskFile
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal, StartingJournal
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.turning import alive, no_collector
 
 pytestmark = pytest.mark.compiled

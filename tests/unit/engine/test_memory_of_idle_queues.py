@@ -10,7 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.loading_queues import LoadingQueues
 from kestrelmq.journal.records import item
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

@@ -17,7 +17,7 @@ from kestrelmq.engine.metrics import (
     cell_of,
     cell_start,
 )
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

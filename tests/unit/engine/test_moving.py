@@ -20,9 +20,9 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.journal.records import item_deliveries
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
-from kestrelmq.testing.real import SimulatedCrash
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.testing.queues import LocalQueues, items_on_disk
+from tests.support.local_queues import LocalQueues, items_on_disk
 
 pytestmark = pytest.mark.compiled
 

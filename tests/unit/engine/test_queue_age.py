@@ -8,8 +8,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

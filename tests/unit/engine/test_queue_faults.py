@@ -10,9 +10,9 @@ from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 from kestrelmq.journal.scanning import scan
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, items_on_disk
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues, items_on_disk
 
 pytestmark = pytest.mark.compiled
 

@@ -12,8 +12,8 @@ from kestrelmq.engine.limits import QueueLimits
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.journal.records import item_data, item_expiry
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -13,9 +13,9 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
 
 NAMES = ("a", "b", "c")
 

@@ -7,8 +7,8 @@ import pytest
 
 from kestrelmq.engine.backlog import LARGE_RECORD
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
 
 pytestmark = pytest.mark.compiled
 

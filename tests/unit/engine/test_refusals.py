@@ -7,9 +7,9 @@ import pytest
 
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.refusals import Refusals
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 REASONS = ("too_large", "full_items", "full_bytes", "memory", "forbidden", "failed")
 

@@ -13,10 +13,10 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.registry import QueueEntry, QueueRegistry, declaration
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues
 
 FILE = "~~queues"
 READS = QueueEntry(Paused.READS)

@@ -17,8 +17,8 @@ from kestrelmq.journal.producers import MAX_PRODUCERS
 from kestrelmq.journal.records import item
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

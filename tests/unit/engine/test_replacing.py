@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, items_on_disk, queue_settings
-from kestrelmq.testing.worker import HeldWorker, LateWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -24,8 +24,8 @@ from kestrelmq.journal.records import (
     save_xid,
 )
 from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

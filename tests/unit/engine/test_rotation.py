@@ -10,12 +10,12 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import items_on_disk
-from kestrelmq.testing.recording import Append, RecordingDirectory, Rename, SyncFile
-from kestrelmq.testing.worker import HeldWorker, LateWorker
 from tests.support.crash_sites import function
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.local_queues import items_on_disk
+from tests.support.recording_directory import Append, RecordingDirectory, Rename, SyncFile
 
 REST = 1000
 SETTINGS = QueueConfig(

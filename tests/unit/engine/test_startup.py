@@ -13,10 +13,10 @@ from kestrelmq.engine.worker import Done, Job, run_to_end
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.names import QueueFiles
 from kestrelmq.journal.records import REMOVE_RECORD, item, item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker, LateWorker
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker, LateWorker
 
 pytestmark = pytest.mark.compiled
 

@@ -9,8 +9,8 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import InlineWorker, Task, Tasks
 from kestrelmq.errors import JournalError
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues, queue_settings
 
 
 class Steps:

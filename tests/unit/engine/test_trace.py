@@ -11,7 +11,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, item, save_xid
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 
 

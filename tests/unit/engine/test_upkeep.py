@@ -24,10 +24,10 @@ from kestrelmq.journal.names import parse_name
 from kestrelmq.journal.records import ADDX_HEADER, item, item_data
 from kestrelmq.journal.scanning import decode
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.fake_clock import FakeClock
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

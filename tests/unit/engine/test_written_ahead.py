@@ -14,9 +14,9 @@ from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item, item_data, item_expiry
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.queues import items_on_disk
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import items_on_disk
 
 pytestmark = pytest.mark.compiled
 

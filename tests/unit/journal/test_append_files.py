@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.files import DiskDirectory, UnnamedFiles, forget, mapped, write_file
-from kestrelmq.testing.crashing import CrashingDirectory
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.limits import largest_file
 

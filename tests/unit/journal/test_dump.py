@@ -28,7 +28,7 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.reservations import retired_note
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark
-from kestrelmq.testing.journals import journal
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

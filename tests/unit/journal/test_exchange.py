@@ -22,13 +22,13 @@ from kestrelmq.journal.records import (
     item,
 )
 from kestrelmq.journal.selection import select
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.queues import items_on_disk
-from kestrelmq.testing.real import SimulatedCrash
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
 from tests.support.limits import largest_file
+from tests.support.local_queues import items_on_disk
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

@@ -28,10 +28,10 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
 )
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.journals import journal
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

@@ -29,8 +29,8 @@ from kestrelmq.journal.records import (
     save_xid,
 )
 from kestrelmq.journal.replay import Replay
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.journal_bytes import journal
+from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.readings import replayed as read_by_others
 
 pytestmark = pytest.mark.compiled

@@ -15,8 +15,8 @@ from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import QueueFiles
 from kestrelmq.journal.records import REMOVE_RECORD, item
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

@@ -19,7 +19,7 @@ from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.readings import Reading
 
 pytestmark = pytest.mark.compiled

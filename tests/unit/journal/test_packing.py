@@ -40,11 +40,11 @@ from kestrelmq.journal.replacement import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note, retired_note
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.queues import items_on_disk
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
+from tests.support.local_queues import items_on_disk
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled

@@ -6,8 +6,8 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item, item_data
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 NOW = FakeClock().now()
 A, B, C, D, E, F = (item(NOW, 0, bytes((letter,)) * 50) for letter in b"abcdef")

@@ -8,7 +8,7 @@ from kestrelmq.clock import no_pause
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import MemorySource, Replacement, ReplacementCancelled
-from kestrelmq.testing.crashing import CrashingDirectory
+from tests.support.crashing_directory import CrashingDirectory
 
 pytestmark = pytest.mark.compiled
 

@@ -27,7 +27,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replay import Replay, apply
 from kestrelmq.journal.walk import Walk, find_records
-from kestrelmq.testing.journals import journal
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

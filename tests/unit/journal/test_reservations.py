@@ -32,7 +32,7 @@ from kestrelmq.journal.reservations import (
 )
 from kestrelmq.journal.scanning import scan
 from kestrelmq.tags import MAX_EPOCH, Tag, parse_tag
-from kestrelmq.testing.journals import journal
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

@@ -13,7 +13,7 @@ from kestrelmq.journal.records import (
     encode,
 )
 from kestrelmq.journal.salvage import next_record
-from kestrelmq.testing.journals import journal
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

@@ -15,7 +15,7 @@ from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import item
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

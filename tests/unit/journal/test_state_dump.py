@@ -14,9 +14,9 @@ from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.records import AddX, Continue, Remove, StateDump, encode, item, item_data
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory, CrashLoss
-from kestrelmq.testing.real import SimulatedCrash
+from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from tests.support.fake_clock import FakeClock
+from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 

@@ -19,8 +19,8 @@ from kestrelmq.journal.records import (
 from kestrelmq.journal.salvage import LostRange
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import LEFT_OUT, verify
-from kestrelmq.testing.journals import journal
 from tests.support.descriptors import open_below
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

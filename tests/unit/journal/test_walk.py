@@ -7,7 +7,7 @@ import pytest
 from kestrelmq.journal.files import mapped
 from kestrelmq.journal.records import AddX, Continue, RemoveTentative, RemoveTentativeXid, encode
 from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
-from kestrelmq.testing.journals import journal
+from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled
 

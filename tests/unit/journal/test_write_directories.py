@@ -21,7 +21,7 @@ from kestrelmq.journal.write_directories import (
     remove_abandoned,
     remove_all,
 )
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

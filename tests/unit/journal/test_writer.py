@@ -9,12 +9,12 @@ import pytest
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.files import DiskDirectory, DiskFile, UnnamedFiles
 from kestrelmq.journal.writer import FileJournal, StartingJournal
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.journals import journal
-from kestrelmq.testing.queues import items_on_disk
-from kestrelmq.testing.real import RealFile
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
+from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import journal
+from tests.support.local_queues import items_on_disk
+from tests.support.real_directory import RealFile
 
 pytestmark = pytest.mark.compiled
 

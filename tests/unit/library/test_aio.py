@@ -20,7 +20,7 @@ from kestrelmq import (
 )
 from kestrelmq.clock import Pause
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 

@@ -28,7 +28,7 @@ from kestrelmq import (
 )
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.library import Expiry
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE, until
 

@@ -18,7 +18,7 @@ from kestrelmq import (
     QueueUnavailable,
 )
 from kestrelmq.library import BlockingQueue, FoundItems
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

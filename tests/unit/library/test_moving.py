@@ -18,7 +18,7 @@ from kestrelmq import (
 )
 from kestrelmq.engine.browsing import View
 from kestrelmq.library import Item, Moved
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 
 pytestmark = pytest.mark.compiled

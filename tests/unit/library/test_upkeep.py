@@ -17,7 +17,7 @@ from kestrelmq.engine.upkeep import Idle
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.library import BlockingQueue
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 from tests.support.limits import no_new_threads
 from tests.support.patience import PATIENCE, until
 

@@ -30,8 +30,8 @@ from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
 from kestrelmq.server.sessions.text import TextRead, TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftGet
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
 from tests.support.patience import PATIENCE, until
 from tests.support.turning import Turning, alive, no_collector
 

@@ -9,7 +9,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.testing.crashing import CrashingDirectory
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
 

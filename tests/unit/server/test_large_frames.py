@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from kestrelmq.protocol import thrift
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import frame, thrift_get, thrift_put
 

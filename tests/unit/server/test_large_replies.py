@@ -8,8 +8,8 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.records import item_data
 from kestrelmq.server.replies import OUTPUT_LIMIT
-from kestrelmq.testing.crashing import CrashingDirectory
 from kestrelmq.version import VERSION
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
 

@@ -16,8 +16,8 @@ from kestrelmq.protocol.memcache import Request
 from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.server.requests.reads import HeldReadsReturn
 from kestrelmq.server.requests.reserving import AwaitedRequest
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
 from tests.unit.server.test_large_replies import NAME, thrift_call

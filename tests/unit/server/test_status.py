@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.server.status import ServerStatus, Status, StatusNotSaved
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
 

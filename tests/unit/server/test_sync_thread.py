@@ -10,7 +10,7 @@ import pytest
 from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.server.loop.turns import SyncThread
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
 from tests.support.limits import no_new_threads
 from tests.support.turning import Turning
 

@@ -10,8 +10,8 @@ from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.journal.records import item_data, item_deliveries
 from kestrelmq.protocol.reserving import ExtendOwner, Release, Reserve
 from kestrelmq.server.requests.reserving import AwaitedRequest
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled

@@ -13,7 +13,7 @@ from kestrelmq.journal.records import YEAR_2101
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.requests import changes
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
 
 QUEUES = 20

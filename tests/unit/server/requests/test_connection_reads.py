@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.requests.reads import ConnectionOpenReads
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled

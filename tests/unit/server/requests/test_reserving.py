@@ -10,9 +10,9 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import RESERVED_MEMORY
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.queues import LocalQueues
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
+from tests.support.local_queues import LocalQueues
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled

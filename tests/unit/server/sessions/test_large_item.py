@@ -18,8 +18,8 @@ from kestrelmq.protocol.memcache import Set
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.requests.put import put
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem
-from kestrelmq.testing.crashing import CrashingDirectory
-from kestrelmq.testing.worker import HeldWorker
+from tests.support.crashing_directory import CrashingDirectory
+from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_put
 

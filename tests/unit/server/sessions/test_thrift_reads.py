@@ -8,8 +8,8 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
-from kestrelmq.testing.clock import FakeClock
-from kestrelmq.testing.queues import LocalQueues, queue_settings
+from tests.support.fake_clock import FakeClock
+from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled
 

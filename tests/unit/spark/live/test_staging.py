@@ -22,7 +22,7 @@ from kestrelmq.spark.live.staging import (
     Staging,
     StagingInUse,
 )
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 QUEUES = (("q", None),)
 SHARE = PartitionShare("a:1", 100, 1 << 20, queues=QUEUES)

@@ -15,7 +15,7 @@ from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.staging import OpenedItems, PartId, StagedPart, Staging, StagingInUse
 from kestrelmq.spark.live.stream_driver import BACKLOG_PAUSE, BatchLimits, StreamDriver
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 LIMITS = BatchLimits(100, 1000)
 

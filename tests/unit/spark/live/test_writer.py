@@ -14,7 +14,7 @@ from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.live.dead_letters import CannotBeStored, DeadLetter, DeadLetters
 from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, Reject, by_due, grouped
 from kestrelmq.spark.sources.written_columns import cast
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 class Store:

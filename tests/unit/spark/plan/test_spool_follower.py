@@ -28,8 +28,8 @@ from kestrelmq.spark.plan.spool_follower import (
     JournalDataLost,
     SpoolFollower,
 )
-from kestrelmq.testing.clock import FakeClock
 from tests.spark.spools import NOW, adds, write
+from tests.support.fake_clock import FakeClock
 
 ONE = len(encode(AddX(NOW, 0, b"1")))
 

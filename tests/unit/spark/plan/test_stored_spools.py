@@ -17,8 +17,8 @@ from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_fi
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.storage import Location, located
-from kestrelmq.testing.clock import FakeClock
 from tests.spark.spools import NOW, adds, random_spool
+from tests.support.fake_clock import FakeClock
 from tests.support.object_store import SECRET_KEY, ObjectStore
 
 

@@ -29,10 +29,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TypedDict
 
+import kestrelmq
 from kestrelmq.journal.files import DiskFile, FoundFile
-from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
+from tests.support.real_directory import RealDirectory, RealFile, SimulatedCrash
 
-_PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
+_PACKAGE: Final = str(Path(kestrelmq.__file__).resolve().parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Operation:
     """A change of files.
 
     Attributes:
-        site: where in the package it was called, as `file.py:line`; "" if outside the package.
+        site: where in kestrelmq it was called, as `file.py:line`; "" if outside of it.
         caller: where the function at `site` was called, in the same form.
     """
 
@@ -291,8 +292,8 @@ class RecordingDirectory(RealDirectory):
 
 
 def _where() -> _Where:
-    """Return where the package called for an operation; "" if a test did."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 # there is no other way to a line
+    """Return where kestrelmq called for an operation; "" if a test did."""
+    frame: FrameType | None = sys._getframe(1)  # there is no other way to a line
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return _Where(site=_place(frame), caller=_place(frame.f_back if frame is not None else None))

@@ -23,7 +23,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from kestrelmq.journal.files import DiskFile, FoundFile, link_new
-from kestrelmq.testing.real import RealDirectory, RealFile, SimulatedCrash
+from tests.support.real_directory import RealDirectory, RealFile, SimulatedCrash
 
 
 class CrashLoss(Enum):

@@ -8,7 +8,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Worker
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.records import item_data
-from kestrelmq.testing.clock import FakeClock
+from tests.support.fake_clock import FakeClock
 
 
 def queue_settings(path: Path, **settings: object) -> ServerConfig:
@@ -66,7 +66,7 @@ class LocalQueues:
 
     def kill(self) -> None:
         """Open the queues again as they are on disk, without closing them first."""
-        self.collection._lock.release()  # noqa: SLF001 # as the system does for a killed process
+        self.collection._lock.release()  # as the system does for a killed process
         self.open()
 
     def advance(self, seconds: float) -> None:

@@ -1,1 +1,0 @@
-"""Tools for testing kestrelmq and programs that use it."""
