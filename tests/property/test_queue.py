@@ -265,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
         held = self.queue._queue()
         limit = max(self.config.max_memory_size, 6)
         given_back = 6 * (len(self.open) + len(self.waiting))
-        assert held.memory_bytes <= limit + given_back
+        assert held.backlog.memory_bytes <= limit + given_back
         assert set(held.open) == set(self.open)
 
 

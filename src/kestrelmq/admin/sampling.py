@@ -253,7 +253,7 @@ class Sampler:
         self, name: str, queue: Queue, version: int, elapsed: float, stamp: int
     ) -> None:
         last = self.sampled.get(name)
-        added, taken = queue.total_items, queue.get_hits
+        added, taken = queue.backlog.total_items, queue.get_hits
         if last is None:
             put_rate = get_rate = 0.0
         else:
@@ -262,7 +262,9 @@ class Sampler:
         snapshot = snapshot_of(queue, put_rate, get_rate)
         is_new = last is None or last.snapshot != snapshot
         changed = version if last is None or is_new else last.version
-        self._replace(name, SampledQueue(snapshot, changed, added, taken, queue.memory_bytes))
+        self._replace(
+            name, SampledQueue(snapshot, changed, added, taken, queue.backlog.memory_bytes)
+        )
         if is_new:
             self.history.add(
                 name, Point(stamp, snapshot.items, put_rate, get_rate, snapshot.oldest)

@@ -284,7 +284,7 @@ class Tour:
 
 def first_place(queue: Queue) -> int:
     """Return the place of the head of a queue."""
-    return queue.total_items - len(queue)
+    return queue.backlog.total_items - len(queue)
 
 
 def _state(queue: Queue) -> tuple[object, ...]:

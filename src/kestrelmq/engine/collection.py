@@ -661,7 +661,7 @@ class QueueCollection:
         self._connect_fanout(family)
         self._put_in_force(self._family(name), _are_logged)  # its children inherit less now
         self.deletes += 1
-        self.retired.total_items += queue.total_items
+        self.retired.total_items += queue.backlog.total_items
         self.retired.get_hits += queue.get_hits
         self.retired.get_misses += queue.get_misses
 

@@ -236,7 +236,7 @@ class Latencies:
         queue, kind = sample
         self.record(queue, kind, microseconds)
         if kind is Latency.GET_HIT:
-            self.record(queue, Latency.DELIVERY, queue.last_wait * 1000)
+            self.record(queue, Latency.DELIVERY, queue.changes.last_wait * 1000)
 
     def timed_out(self, queue: Queue, seconds: float) -> None:
         """Record how long a read waited in vain."""

@@ -444,11 +444,6 @@ class Queue(Committable):
         return len(self.backlog.memory) + len(self.reads.open) + delayed
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes of item data held in memory, without open reads."""
-        return self.backlog.memory_bytes
-
-    @property
     def read_behind(self) -> bool:
         """Whether part of the queue is on disk only."""
         return self.backlog.behind is not None
@@ -464,16 +459,6 @@ class Queue(Committable):
         return self._limits.writes_paused
 
     @property
-    def total_items(self) -> int:
-        """Number of items added since the queue was loaded or created."""
-        return self.backlog.total_items
-
-    @property
-    def put_bytes(self) -> int:
-        """Bytes of data in the items added since then."""
-        return self.backlog.put_bytes
-
-    @property
     def oldest(self) -> int:
         """When the item at the head was added (ms); 0 if no item is in memory."""
         return self.backlog.oldest
@@ -481,12 +466,7 @@ class Queue(Committable):
     @property
     def age(self) -> int:
         """How long the last item that was read had waited (ms); 0 if the queue is empty."""
-        return self.last_wait if len(self.backlog) else 0
-
-    @property
-    def last_wait(self) -> int:
-        """How long the last item that was read before the last commit had waited (ms)."""
-        return self.changes.last_wait
+        return self.changes.last_wait if len(self.backlog) else 0
 
     @property
     def open(self) -> ReadTable[bytes]:

@@ -107,9 +107,9 @@ class ServerNumbers:
         """Add a queue to the sums."""
         self.items += len(queue)
         self.bytes += queue.size
-        self.memory_bytes += queue.memory_bytes
+        self.memory_bytes += queue.backlog.memory_bytes
         self.memory_limit += queue.config.max_memory_size
-        self.total_items += queue.total_items
+        self.total_items += queue.backlog.total_items
         self.get_hits += queue.get_hits
         self.get_misses += queue.get_misses
 

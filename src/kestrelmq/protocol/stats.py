@@ -5,7 +5,7 @@ Everything that shows statistics renders these lists: memcache `stats` and `dump
 statistics of queues by their names), and `docs/reference.md`.
 
 To add a statistic, add a line to a list. Its `source` is where the server finds the value: an
-attribute of the queue (`engine.queue.Queue`) or of the server's numbers
+attribute of the queue (`engine.queue.Queue`), of one of its parts, or of the server's numbers
 (`engine.stats.ServerNumbers`).
 """
 
@@ -86,7 +86,7 @@ QUEUE_STATS: Final = (
     Statistic("bytes", "gauge", "bytes", "bytes of data waiting",
               "size", Metric("queue_bytes")),
     Statistic("total_items", "counter", "items", "items ever added",
-              "total_items"),
+              "backlog.total_items"),
     Statistic("logsize", "gauge", "bytes", "bytes of journal",
               "journal.size", Metric("queue_journal_bytes")),
     Statistic("expired_items", "counter", "items", "items expired",
@@ -105,7 +105,7 @@ QUEUE_STATS: Final = (
     Statistic("mem_items", "gauge", "items", "items held in memory",
               "memory_items", Metric("queue_memory_items")),
     Statistic("mem_bytes", "gauge", "bytes", "bytes of data held in memory",
-              "memory_bytes", Metric("queue_memory_bytes")),
+              "backlog.memory_bytes", Metric("queue_memory_bytes")),
     Statistic("age", "gauge", "ms", "how long the last item read had waited",
               "age"),
     Statistic("discarded", "counter", "items", "items dropped from a full queue",
@@ -125,9 +125,9 @@ QUEUE_STATS: Final = (
     Statistic("create_time", "gauge", "ms", "when the queue was created",
               "create_time", Metric("queue_created_timestamp_seconds")),
     Statistic("put_items", "counter", "items", "items added",
-              "total_items", Metric("queue_added_items"), shown="admin"),
+              "backlog.total_items", Metric("queue_added_items"), shown="admin"),
     Statistic("put_bytes", "counter", "bytes", "bytes of data added",
-              "put_bytes", Metric("queue_added_bytes"), shown="admin"),
+              "backlog.put_bytes", Metric("queue_added_bytes"), shown="admin"),
     Statistic("get_items_hit", "counter", "", "reads that got an item",
               "get_hits", Metric("queue_get_hits")),
     Statistic("get_items_miss", "counter", "", "reads that found none",

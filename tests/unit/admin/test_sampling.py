@@ -143,7 +143,7 @@ def test_samples_are_as_if_all_queues_were_looked_at(tmp_path: Path, seed: int) 
             assert totals.failing == sum(one.state == "failing" for one in all_of_them)
             assert totals.oldest == min((o.oldest for o in all_of_them if o.oldest), default=0)
             assert totals.memory_bytes == sum(
-                queue.memory_bytes for queue in turning.collection.queues.values()
+                queue.backlog.memory_bytes for queue in turning.collection.queues.values()
             )
             assert totals.put_rate == round(sum(one.put_rate for one in all_of_them), 1)
             assert totals.get_rate == round(sum(one.get_rate for one in all_of_them), 1)

@@ -34,7 +34,7 @@ class Spool(LocalQueues):
     def held(self) -> tuple[int, int, bool]:
         """Return items and bytes in memory, and whether there are others."""
         queue = self.queue()
-        return queue.memory_items, queue.memory_bytes, queue.read_behind
+        return queue.memory_items, queue.backlog.memory_bytes, queue.read_behind
 
 
 def test_memory_holds_less_at_once(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_queue_goes_on_meanwhile(
     reads = [spool.queue().open_read() for _ in range(2)]
     spool.commit()
     spool.lower(50)
-    assert spool.queue().memory_bytes == 180
+    assert spool.queue().backlog.memory_bytes == 180
     numbers = spool.shrink(taken)
     spool.grow(added)
     given_back = [read[0] for read in reads if read is not None]
@@ -89,7 +89,7 @@ def test_the_queue_goes_on_meanwhile(
     spool.commit()
     while worker.step():
         spool.commit()
-    assert spool.queue().memory_bytes <= 50
+    assert spool.queue().backlog.memory_bytes <= 50
     left = len(spool.queue())
     assert left == 20 + added - taken
     numbers += spool.shrink(left)

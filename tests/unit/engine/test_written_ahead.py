@@ -108,7 +108,7 @@ def test_a_failure_changes_nothing(
     with pytest.raises(JournalError):
         large.add()
     assert step in str(queue.failure)
-    assert (len(queue), queue.total_items) == (1, 1)
+    assert (len(queue), queue.backlog.total_items) == (1, 1)
     directory.mend()
     large.discard()
     queue.add(b"after")
@@ -132,7 +132,7 @@ def test_an_interruption_changes_nothing(
     with pytest.raises(KeyboardInterrupt):
         large.add()
     directory.mend()
-    assert (len(queue), queue.total_items) == (0, 0)
+    assert (len(queue), queue.backlog.total_items) == (0, 0)
     large.discard()
     assert files(directory) == ["jobs"]
 
