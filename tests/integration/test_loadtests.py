@@ -13,7 +13,7 @@ from kestrelmq.loadtests import flood, leaky_reader, many_clients, packing, put_
 from kestrelmq.loadtests.common import Outcome, Target, connector
 from kestrelmq.loadtests.connections import LoadTestError, WireProtocol
 from kestrelmq.loadtests.items import Verdict
-from kestrelmq.loadtests.workers import ProgressBar, open_connections
+from kestrelmq.loadtests.workers import Show, open_connections
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -24,13 +24,6 @@ SMALL = {
     "packing": ["--cycles", "3", "--items", "500", "--backlog", "200"],
     "leaky-reader": ["--clients", "2", "--items", "200", "--leak", "20"],
 }
-
-
-class Silent:
-    """A progress bar that nobody sees."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Show nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +150,10 @@ def target(server: ServerProcess, at_read: Callable[[], None]) -> Target:
     """Return a target of which `at_read` does mischief before the phase that reads."""
 
     @contextmanager
-    def show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
+    def show_progress(phase: str, items: int) -> Iterator[Show]:
         if phase.startswith("read"):
             at_read()
-        yield Silent()
+        yield lambda _done, _note: None
 
     connect = connector(WireProtocol.MEMCACHE, parse_address(server.address))
     return Target(connect, "spam", "abcd1234", show_progress, patience=0.5)
@@ -232,8 +225,8 @@ def test_a_server_that_dies_ends_every_worker(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
 
         @contextmanager
-        def show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
-            yield Killer(server)
+        def show_progress(phase: str, items: int) -> Iterator[Show]:
+            yield killer(server)
 
         connect = connector(WireProtocol.MEMCACHE, parse_address(server.address))
         where = Target(connect, "spam", "abcd1234", show_progress, patience=5)
@@ -249,13 +242,11 @@ def test_a_server_that_dies_ends_every_worker(tmp_path: Path) -> None:
                 connection.flush("spam")
 
 
-class Killer:
-    """A progress bar that kills the server when things have begun to move."""
+def killer(server: ServerProcess) -> Show:
+    """Return what kills the server when things have begun to move."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-
-    def update(self, done: int, note: str = "") -> None:  # noqa: ARG002 # part of a bar
-        """Kill it."""
+    def kill(done: int, _note: str) -> None:
         if done:
-            self._server.kill9()
+            server.kill9()
+
+    return kill

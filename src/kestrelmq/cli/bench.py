@@ -3,14 +3,12 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -28,7 +26,7 @@ from kestrelmq.loadtests import put_many as put_many_test
 from kestrelmq.loadtests.common import Outcome, Target, connector
 from kestrelmq.loadtests.connections import WireProtocol
 from kestrelmq.loadtests.items import MIN_ITEM_BYTES
-from kestrelmq.loadtests.workers import ProgressBar
+from kestrelmq.loadtests.workers import Show
 from kestrelmq.names import queue_name_error
 
 app = typer.Typer(
@@ -217,20 +215,8 @@ def _end(outcome: Outcome) -> None:
         raise typer.Exit(1)
 
 
-class _RichProgressBar:
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def update(self, done: int, note: str = "") -> None:
-        if note:
-            self._progress.update(self._task, completed=done, note=note)
-        else:
-            self._progress.update(self._task, completed=done)
-
-
 @contextmanager
-def _show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
+def _show_progress(phase: str, items: int) -> Iterator[Show]:
     """Show the progress of a phase on standard error, if that is a terminal."""
     with progress_bar(
         TextColumn("{task.description}"),
@@ -239,4 +225,10 @@ def _show_progress(phase: str, items: int) -> Iterator[ProgressBar]:
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
     ) as progress:
-        yield _RichProgressBar(progress, progress.add_task(phase, total=items, note=""))
+        task = progress.add_task(phase, total=items, note="")
+
+        def show(done: int, note: str) -> None:
+            fields: dict[str, Any] = {"note": note} if note else {}
+            progress.update(task, completed=done, **fields)
+
+        yield show

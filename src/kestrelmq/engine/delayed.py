@@ -70,18 +70,6 @@ def companion_settings(config: QueueConfig) -> QueueConfig:
     return QueueConfig().model_copy(update=settings)
 
 
-class JoinedQueue(Protocol):
-    """What is needed of the queue that the items join."""
-
-    @property
-    def journal(self) -> FileJournal | NoJournal:
-        """Where its items are written."""
-
-    @property
-    def worker(self) -> Worker:
-        """What runs long work on the journal."""
-
-
 class Companion(Protocol):
     """What is needed of the queue that has the delayed items; `Queue` has it."""
 
@@ -311,20 +299,22 @@ class DelayedItems(Generic[AnyCompanion]):
 
     # --- confirming what joined ---
 
-    def settle(self, queue: JoinedQueue, at: float) -> None:
-        """Let the items that joined `queue` be over, a step further; `at` is monotonic seconds."""
+    def settle(self, journal: FileJournal | NoJournal, worker: Worker, at: float) -> None:
+        """Let the items that joined be over, a step further; `at` is monotonic seconds.
+
+        `worker` syncs `journal`, that of the queue they joined.
+        """
         if self._safe:
             self._confirm_some(at)
         elif self._unsafe and not self._is_syncing and at >= self._sync_at:
             self._is_syncing = True
             self._sync_at = at + _SYNC_PERIOD
             xids, self._unsafe = self._unsafe, deque()
-            journal = queue.journal
 
             def sync(_pause: Pause) -> None:
                 journal.sync()
 
-            queue.worker.run(sync, lambda error: self._synced(xids, error))
+            worker.run(sync, lambda error: self._synced(xids, error))
 
     def _synced(self, xids: deque[int], error: BaseException | None) -> None:
         self._is_syncing = False
@@ -351,15 +341,15 @@ class DelayedItems(Generic[AnyCompanion]):
             assert record is not None  # noqa: S101 # it joined
             self._joined_bytes -= _size(record)
 
-    def finish(self, queue: JoinedQueue) -> None:
-        """Let all items that joined `queue` be over, as far as that works: it is being closed.
+    def finish(self, journal: FileJournal | NoJournal) -> None:
+        """Let all items that joined be over, as far as that works: their queue is being closed.
 
-        What this cannot do, the next start does.
+        `journal` is that of the queue. What this cannot do, the next start does.
         """
         if self.companion.is_closed or not len(self.joined):
             return
         with contextlib.suppress(OSError, JournalError):
-            queue.journal.sync()
+            journal.sync()
             self.companion.confirm_held(list(self.joined))
 
     # --- replacing the files of the queue ---

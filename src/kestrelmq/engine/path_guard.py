@@ -7,19 +7,10 @@ nothing is written, and requests get an error, until the same directory is back.
 
 import logging
 from collections.abc import Collection
-from typing import Protocol
 
-from kestrelmq.journal.files import Directory
+from kestrelmq.journal.files import Directory, QueuePathLock
 
 log = logging.getLogger(__name__)
-
-
-class PathLock(Protocol):
-    """The lock of a queue path."""
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the locked file is still the one in the queue path."""
 
 
 class PathGuard:
@@ -31,7 +22,7 @@ class PathGuard:
             call checks all of them.
     """
 
-    def __init__(self, directory: Directory, lock: PathLock) -> None:
+    def __init__(self, directory: Directory, lock: QueuePathLock) -> None:
         self.lost: str | None = None
         self.watched = False
         self._directory = directory

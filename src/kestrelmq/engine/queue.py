@@ -1084,7 +1084,7 @@ class Queue(Committable):
             delayed.have_joined()
             if self.waiters:
                 self.serve_waiting()
-        delayed.settle(self, at)
+        delayed.settle(self.journal, self.worker, at)
 
     def _join(self, xid: int, record: bytes) -> None:
         """Add the delayed item `record`, which its companion has as the read `xid`."""
@@ -2658,7 +2658,7 @@ class Queue(Committable):
         self._returning = ()
         self.backlog.close()
         if self._delayed is not None:
-            self._delayed.finish(self)
+            self._delayed.finish(self.journal)
             self._delayed.companion.close()
         if self._upkeep is not None:
             self._upkeep.cancel()

@@ -57,8 +57,8 @@ def _flood_at_once(
 ) -> list[str]:
     pool = target.pool()
     jobs = _producers(target, options, item_set, pool) + _consumers(target, options, readers, pool)
-    with target.show_progress("put and read", 2 * options.items) as bar:
-        result = pool.run(jobs, bar, options.items)
+    with target.show_progress("put and read", 2 * options.items) as show:
+        result = pool.run(jobs, show, options.items)
     middle = options.clients
     return [
         rate("put", options.items, result.seconds(end=middle), several(middle, "producer")),
@@ -70,11 +70,11 @@ def _flood_in_turn(
     target: Target, options: Options, item_set: ItemSet, readers: Sequence[Receipts]
 ) -> list[str]:
     pool = target.pool()
-    with target.show_progress("put", options.items) as bar:
-        put = pool.run(_producers(target, options, item_set, pool), bar)
+    with target.show_progress("put", options.items) as show:
+        put = pool.run(_producers(target, options, item_set, pool), show)
     pool = target.pool()
-    with target.show_progress("read", options.items) as bar:
-        read = pool.run(_consumers(target, options, readers, pool), bar, options.items)
+    with target.show_progress("read", options.items) as show:
+        read = pool.run(_consumers(target, options, readers, pool), show, options.items)
     return [
         rate("put", options.items, put.seconds(), several(options.clients, "producer")),
         _read_line(read.tallies, read.seconds()),

@@ -48,13 +48,13 @@ def run(target: Target, options: Options) -> Outcome:
     item_set = ItemSet(target.run, options.items, 1, options.size)
     prepare(target, [target.queue])
     pool = target.pool()
-    with target.show_progress("put", options.items) as bar:
-        put = pool.run([producer(target.queue, item_set, 0, pool, READ_BACK_ITEMS)], bar)
+    with target.show_progress("put", options.items) as show:
+        put = pool.run([producer(target.queue, item_set, 0, pool, READ_BACK_ITEMS)], show)
     pool = target.pool()
     readers = [Receipts(item_set, ordered=False) for _ in range(options.clients)]
     jobs = [_leaky_reader(target.queue, receipts, pool, options.leak) for receipts in readers]
-    with target.show_progress("read", options.items) as bar:
-        read = pool.run(jobs, bar, options.items)
+    with target.show_progress("read", options.items) as show:
+        read = pool.run(jobs, show, options.items)
     count = sum(tally.received for tally in read.tallies)
     leaks = sum(len(receipts.given_back) for receipts in readers)
     by = f"{several(options.clients, 'reader')}; {several(leaks, 'read')} leaked"

@@ -44,8 +44,8 @@ def run(target: Target, options: Options) -> Outcome:
     readers = [Receipts(item_set) for _ in range(options.clients)]
     jobs = [producer(target.queue, item_set, 0, pool, pause=options.pause)]
     jobs += [consumer(target.queue, receipts, pool) for receipts in readers]
-    with target.show_progress("put and read", 2 * options.items) as bar:
-        result = pool.run(jobs, bar, options.items)
+    with target.show_progress("put and read", 2 * options.items) as show:
+        result = pool.run(jobs, show, options.items)
     shares = [len(receipts.received) for receipts in readers]
     lines = [
         rate("put", options.items, result.seconds(end=1)),

@@ -19,7 +19,7 @@ from kestrelmq.loadtests.common import (
 )
 from kestrelmq.loadtests.connections import LoadConnection
 from kestrelmq.loadtests.items import ItemSet, Receipts, judge
-from kestrelmq.loadtests.workers import ProgressBar, open_connections
+from kestrelmq.loadtests.workers import Show, open_connections
 
 STEPS: Final = 5
 """Number of ranges of the backlog for which the speed is reported."""
@@ -73,7 +73,7 @@ class _Cycles:
     """Runs the cycles over one connection and measures them."""
 
     def __init__(
-        self, target: Target, options: Options, connection: LoadConnection, bar: ProgressBar
+        self, target: Target, options: Options, connection: LoadConnection, show: Show
     ) -> None:
         self.item_set = ItemSet(target.run, options.total, 1, options.size)
         self.receipts = Receipts(self.item_set)
@@ -82,7 +82,7 @@ class _Cycles:
         self._options = options
         self._queue = target.queue
         self._connection = connection
-        self._bar = bar
+        self._show_moved = show
         self._put_items = 0
         self._edges = [options.items * step // STEPS for step in range(STEPS + 1)]
 
@@ -125,7 +125,7 @@ class _Cycles:
         read_back(self._connection, self._queue, self.receipts, count, self._show)
 
     def _show(self, note: str = "") -> None:
-        self._bar.update(self._put_items + len(self.receipts.received), note)
+        self._show_moved(self._put_items + len(self.receipts.received), note)
 
 
 def run(target: Target, options: Options) -> Outcome:
@@ -137,9 +137,9 @@ def run(target: Target, options: Options) -> Outcome:
     prepare(target, [target.queue])
     with (
         open_connections(target.connect, 1) as (connection,),
-        target.show_progress("put and read", 2 * options.total) as bar,
+        target.show_progress("put and read", 2 * options.total) as show,
     ):
-        cycles = _Cycles(target, options, connection, bar)
+        cycles = _Cycles(target, options, connection, show)
         cycles.run()
     rest = remainder(target, target.queue, cycles.item_set)
     return Outcome(cycles.lines(), judge(cycles.item_set, [cycles.receipts, rest]))

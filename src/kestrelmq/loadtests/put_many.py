@@ -63,20 +63,20 @@ def _put(target: Target, options: Options, item_set: ItemSet) -> str:
         producer(target.queue, item_set, number, pool, options.rollup)
         for number in range(options.clients)
     ]
-    with target.show_progress("put", options.items) as bar:
-        result = pool.run(jobs, bar)
+    with target.show_progress("put", options.items) as show:
+        result = pool.run(jobs, show)
     return rate("put", options.items, result.seconds(), several(options.clients, "client"))
 
 
 def _read_back(target: Target, queue: str, item_set: ItemSet) -> tuple[str, Verdict]:
     receipts = Receipts(item_set)
     with (
-        target.show_progress(f"read {queue}", item_set.items) as bar,
+        target.show_progress(f"read {queue}", item_set.items) as show,
         open_connections(target.connect, 1) as (connection,),
     ):
         begun = time.perf_counter()
         read_back(
-            connection, queue, receipts, item_set.items, lambda: bar.update(len(receipts.received))
+            connection, queue, receipts, item_set.items, lambda: show(len(receipts.received), "")
         )
         seconds = time.perf_counter() - begun
     line = rate(f"{queue}: read", len(receipts.received), seconds)

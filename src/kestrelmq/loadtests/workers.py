@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from kestrelmq.loadtests.connections import Connect, LoadConnection
 
@@ -45,14 +45,9 @@ class WorkerTally:
             self.empty += 1
 
 
-class ProgressBar(Protocol):
-    """Shows the progress of one phase."""
-
-    def update(self, done: int, note: str = "") -> None:
-        """Show that `done` items have been moved, and `note`, if there is one."""
-
-
-ShowProgress = Callable[[str, int], AbstractContextManager[ProgressBar]]
+Show = Callable[[int, str], None]
+"""Shows how many items of a phase have been moved, and a note; empty, the last one stays."""
+ShowProgress = Callable[[str, int], AbstractContextManager[Show]]
 """Shows the progress of a phase during a `with` block; takes its name and its number of items."""
 
 Job = Callable[[LoadConnection, WorkerTally], None]
@@ -92,7 +87,7 @@ class WorkerPool:
         self._connect = connect
         self._errors: list[BaseException] = []
 
-    def run(self, jobs: Sequence[Job], bar: ProgressBar, goal: int | None = None) -> "PoolResult":
+    def run(self, jobs: Sequence[Job], show: Show, goal: int | None = None) -> "PoolResult":
         """Run the jobs until all have ended, and return their counts.
 
         With a `goal`, they are told to end when they have received that many items together.
@@ -112,7 +107,7 @@ class WorkerPool:
                 for thread in threads:
                     thread.start()
                     started.append(thread)
-                self._supervise(threads, tallies, bar, goal)
+                self._supervise(threads, tallies, show, goal)
             except BaseException:
                 self.failed.set()  # the user has interrupted it
                 raise
@@ -122,7 +117,7 @@ class WorkerPool:
                     thread.join()
         if self._errors:
             raise self._errors[0]
-        bar.update(_moved(tallies))
+        show(_moved(tallies), "")
         return PoolResult(begun, tallies)
 
     def _work(self, job: Job, connection: LoadConnection, tally: WorkerTally) -> None:
@@ -137,7 +132,7 @@ class WorkerPool:
         self,
         threads: list[threading.Thread],
         tallies: list[WorkerTally],
-        bar: ProgressBar,
+        show: Show,
         goal: int | None,
     ) -> None:
         moved, since = 0, time.monotonic()
@@ -147,7 +142,7 @@ class WorkerPool:
             now = _moved(tallies)
             if now != moved:
                 moved, since = now, time.monotonic()
-                bar.update(moved)
+                show(moved, "")
             if goal is not None and sum(tally.received for tally in tallies) >= goal:
                 return
             if time.monotonic() - since > self.patience:

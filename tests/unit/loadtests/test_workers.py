@@ -54,27 +54,20 @@ class Endless:
         self.closed = True
 
 
-class Shown:
-    """A progress bar that remembers."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def update(self, done: int, note: str = "") -> None:
-        """Take what is shown."""
-        self.last = done
+def show_nothing(done: int, note: str) -> None:
+    """Show nothing."""
 
 
 def test_readers_end_when_the_goal_is_reached() -> None:
     """Their connections are closed, and the bar is at its end."""
-    connection, bar = Endless(), Shown()
+    connection, shown = Endless(), [0]
     pool = WorkerPool(lambda: connection, patience=30)
     receipts = Receipts(ITEM_SET)
     jobs = [producer("q", ITEM_SET, 0, pool, 3), consumer("q", receipts, pool)]
-    result = pool.run(jobs, bar, goal=20)
+    result = pool.run(jobs, lambda done, _note: shown.append(done), goal=20)
     assert [(tally.put, tally.received) for tally in result.tallies] == [(20, 0), (0, 20)]
     assert judge(ITEM_SET, [receipts]) == Verdict(20)
-    assert (bar.last, connection.closed) == (40, True)
+    assert (shown[-1], connection.closed) == (40, True)
     assert result.seconds() >= result.seconds(end=1) > 0
 
 
@@ -92,7 +85,7 @@ def test_an_error_of_one_job_ends_all_and_reaches_the_caller() -> None:
         fail,
     ]
     with pytest.raises(LoadTestError, match="broken"):
-        pool.run(jobs, Shown(), goal=20)
+        pool.run(jobs, show_nothing, goal=20)
     assert connection.closed
 
 
@@ -102,7 +95,7 @@ def test_readers_give_up_when_nothing_comes_for_long() -> None:
     connection = Endless(items[1:])
     pool = WorkerPool(lambda: connection, patience=0.1)
     receipts = Receipts(ITEM_SET)
-    pool.run([consumer("q", receipts, pool)], Shown(), goal=20)
+    pool.run([consumer("q", receipts, pool)], show_nothing, goal=20)
     assert judge(ITEM_SET, [receipts]) == Verdict(20, lost=1)
 
 
@@ -111,7 +104,7 @@ def test_a_producer_that_cannot_go_on_is_an_error_and_no_loss() -> None:
     pool = WorkerPool(Endless, patience=0.1)
     jobs = [producer("q", ITEM_SET, 0, pool, pause=60), consumer("q", Receipts(ITEM_SET), pool)]
     with pytest.raises(LoadTestError, match=r"nothing moved for 0.1 seconds"):
-        pool.run(jobs, Shown(), goal=20)
+        pool.run(jobs, show_nothing, goal=20)
 
 
 def test_a_connection_that_cannot_be_made_is_an_error() -> None:
@@ -126,7 +119,7 @@ def test_a_connection_that_cannot_be_made_is_an_error() -> None:
 
     pool = WorkerPool(connect, patience=30)
     with pytest.raises(LoadTestError, match="refused"):
-        pool.run([consumer("q", Receipts(ITEM_SET), pool)] * 3, Shown())
+        pool.run([consumer("q", Receipts(ITEM_SET), pool)] * 3, show_nothing)
     assert [connection.closed for connection in made] == [True, True]
 
 
@@ -134,9 +127,8 @@ def test_an_interrupt_ends_all_jobs() -> None:
     """Producers, too, which otherwise go on to their last item."""
     told = []
 
-    class Interrupted(Shown):
-        def update(self, done: int, note: str = "") -> None:
-            raise KeyboardInterrupt
+    def interrupted(done: int, note: str) -> None:
+        raise KeyboardInterrupt
 
     def produces(connection: LoadConnection, tally: WorkerTally) -> None:
         tally.note_put([b"x"])
@@ -144,5 +136,5 @@ def test_an_interrupt_ends_all_jobs() -> None:
 
     pool = WorkerPool(Endless, patience=30)
     with pytest.raises(KeyboardInterrupt):
-        pool.run([produces], Interrupted())
+        pool.run([produces], interrupted)
     assert told == [True]
