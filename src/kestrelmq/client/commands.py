@@ -5,6 +5,8 @@ one. So blocking and asyncio connections can share it. If the connection ends fi
 thrown into it.
 """
 
+from __future__ import annotations  # nested functions would evaluate theirs in each call
+
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress

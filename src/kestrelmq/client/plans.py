@@ -90,6 +90,7 @@ from kestrelmq.errors import (
 from kestrelmq.given_data import given_list
 from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
+from kestrelmq.protocol.memcache_client import ReserveTerms
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -336,6 +337,14 @@ def _one(step: Step) -> Plan[Any]:
 def _or_none(plan: Plan[list[T] | None]) -> Plan[list[T] | None]:
     """Do a plan; return None in place of an empty list."""
     return (yield from plan) or None
+
+
+def _reserve_at(
+    server: Address, queues: Sequence[bytes], count: int, terms: ReserveTerms, wait: float
+) -> Plan[list[ReservedRead] | None]:
+    """Reserve items of a server; return them with its name, or None if their tag is done."""
+    found = yield RunStep(server, commands.reserve(queues, count, terms, wait))
+    return None if found is None else [replace(one, server=str(server)) for one in found]
 
 
 def _read(server_round: ServerRound, server: Address, plan: Plan[Any]) -> Plan[Any]:
@@ -646,27 +655,31 @@ class Planner:
         server that has no reserved reads, a read is opened.
         """
         name = commands.checked_queue(queue)
-
-        def hold_at(server: Address, wait: float) -> Plan[HeldReads[HeldItem] | None]:
-            if server not in self.without_reserve:
-                try:
-                    found: HeldReads[HeldItem] | None = yield HoldStep(
-                        server,
-                        lambda owner: commands.reserve_one(
-                            name, commands.reserve_terms(lease, owner=owner, grace=grace), wait
-                        ),
-                    )
-                except ServerRefused as error:
-                    if error.kind == "SERVER_ERROR":
-                        raise
-                else:
-                    return found
-            found = yield HoldStep(server, commands.hold(name, wait))
-            self.without_reserve.add(server)
-            return found
-
-        held: HeldReads[HeldItem] | None = yield from self._search(timeout, hold_at, queue)
+        held: HeldReads[HeldItem] | None = yield from self._search(
+            timeout, lambda server, wait: self._hold_at(server, name, lease, grace, wait), queue
+        )
         return held
+
+    def _hold_at(
+        self, server: Address, queue: bytes, lease: float, grace: float, wait: float
+    ) -> Plan[HeldReads[HeldItem] | None]:
+        """Hold an item of a server, as `reserve` does."""
+        if server not in self.without_reserve:
+            try:
+                found: HeldReads[HeldItem] | None = yield HoldStep(
+                    server,
+                    lambda owner: commands.reserve_one(
+                        queue, commands.reserve_terms(lease, owner=owner, grace=grace), wait
+                    ),
+                )
+            except ServerRefused as error:
+                if error.kind == "SERVER_ERROR":
+                    raise
+            else:
+                return found
+        found = yield HoldStep(server, commands.hold(queue, wait))
+        self.without_reserve.add(server)
+        return found
 
     def _search(
         self,
@@ -771,14 +784,10 @@ class Planner:
         check_grace(grace)
         terms = commands.reserve_terms(checked_lease(lease), tag, owner, grace)
 
-        def reserve_at(at: Address, wait: float) -> Plan[list[ReservedRead] | None]:
-            found = yield RunStep(at, commands.reserve(checked, count, terms, wait))
-            return None if found is None else [replace(one, server=str(at)) for one in found]
-
         if server is None and not tag:
             some: list[ReservedRead] | None = yield from self._search(
                 timeout,
-                lambda at, wait: _or_none(reserve_at(at, wait)),
+                lambda at, wait: _or_none(_reserve_at(at, checked, count, terms, wait)),
                 names[0] if len(names) == 1 else None,
             )
             return some or []
@@ -788,7 +797,7 @@ class Planner:
         only, deadline = home or self._server(server), end_of_wait(timeout, self.clock())
         while True:
             wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
-            found = yield from reserve_at(only, wait)
+            found = yield from _reserve_at(only, checked, count, terms, wait)
             if found != [] or self.clock() >= deadline:
                 return found
 

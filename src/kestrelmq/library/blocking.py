@@ -8,6 +8,8 @@ journals. One does the upkeep that depends on time, about once a second. One syn
 `sync_journal` is a period.
 """
 
+from __future__ import annotations  # nested functions would evaluate theirs in each call
+
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -213,7 +215,7 @@ class BlockingQueue(ABC):
         return self._ask(extending(xid, seconds), absent=False)
 
     @contextmanager
-    def reserve(self, timeout: float | None = 0.0) -> Iterator["HeldItem | None"]:
+    def reserve(self, timeout: float | None = 0.0) -> Iterator[HeldItem | None]:
         """Hold an item during a `with` block; it is None if none came within `timeout` seconds.
 
         The item is confirmed when the block ends, and goes back to the head when it raises. When

@@ -5,6 +5,8 @@ drops or moves expired items and does other upkeep that depends on time, one syn
 `sync_journal` is a period, and one rewrites and packs journals when needed.
 """
 
+from __future__ import annotations  # nested functions would evaluate theirs in each call
+
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial

@@ -1,5 +1,7 @@
 """Items as users of the library see them."""
 
+from __future__ import annotations  # nested functions would evaluate theirs in each call
+
 import math
 import os
 import sys
@@ -58,7 +60,7 @@ class Item:
     deliveries: int = field(default=0, compare=False)
 
     @classmethod
-    def of(cls, record: bytes, xid: int) -> "Item":
+    def of(cls, record: bytes, xid: int) -> Item:
         """Make an item from the record that the engine holds."""
         return cls(
             item_data(record),
