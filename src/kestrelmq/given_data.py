@@ -1,7 +1,8 @@
-"""What a caller gives: data, such as that of an item, which may be text, numbers, counts, paths."""
+"""What a caller gives: data, which may be text, numbers, counts, times, hosts, paths."""
 
 import math
 from collections.abc import Iterable
+from datetime import datetime
 from numbers import Integral, Real
 from typing import Any
 
@@ -56,6 +57,13 @@ def given_number(number: object, what: str) -> float:
         return math.inf if huge > 0 else -math.inf
 
 
+def given_time(time: datetime) -> float:
+    """Return a time in seconds since the epoch. Raises ValueError: it has no time zone."""
+    if time.utcoffset() is None:
+        raise ValueError("a time needs a time zone, such as datetime.UTC")
+    return time.timestamp()
+
+
 def given_list(given: Any, *kinds: type) -> list[Any]:
     """Return what a caller gives as a list: what is of these kinds, or no list, stands for itself.
 
@@ -78,6 +86,18 @@ def given_count(count: object, what: str) -> int:
     if count < 0:
         raise ValueError(f"{what} is not below 0, as {count} is")
     return int(count)
+
+
+def is_host(text: str) -> bool:
+    """Whether `text` may be the name or the address of a host; one like `a..b` has an empty part.
+
+    The system is never asked for another: to encode it raises a UnicodeError, not an OSError.
+    """
+    try:
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(text) and text.isprintable() and " " not in text
 
 
 def is_node_path(path: str) -> bool:

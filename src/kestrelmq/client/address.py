@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.given_data import given_list
+from kestrelmq.given_data import given_list, is_host
 
 DEFAULT_PORT: Final = 22133
 UNIX: Final = "unix:"
@@ -29,6 +29,11 @@ class Address:
     host: str
     port: int = DEFAULT_PORT
     path: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequest: no host can have this name."""
+        if not self.path and not is_host(self.host):
+            raise InvalidRequest(f"{self.host!r} is not the name or the address of a host")
 
     def __str__(self) -> str:
         if self.path:
@@ -60,7 +65,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     else:
         host, colon, port = text.partition(":")
         port, usable = (port, True) if colon else (str(default_port), True)
-    if not usable or not host or any(c.isspace() for c in host) or not _is_port(port):
+    if not usable or not is_host(host) or not _is_port(port):
         raise InvalidRequest(f"{text!r} is not a server address like 'localhost:{default_port}'")
     return Address(host, int(port))
 

@@ -8,6 +8,7 @@ may well be up although ZooKeeper is not.
 import json
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from kazoo.hosts import collect_hosts
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
-from kestrelmq.given_data import is_node_path
+from kestrelmq.given_data import is_host, is_node_path
 
 _MEMBER: Final = "member_"
 _ENDPOINT: Final = "memcache"
@@ -44,7 +45,7 @@ def member_address(data: bytes) -> Address | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     usable = isinstance(host, str) and isinstance(port, int) and 0 < port < 65536
-    return Address(host, port) if usable and host else None
+    return Address(host, port) if usable and is_host(host) else None
 
 
 class ZooKeeperMembership:
@@ -60,12 +61,11 @@ class ZooKeeperMembership:
         for what, text in given.items():
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(f"{what} is text, not {text!r}")
-        try:
-            collect_hosts(hosts)
-        except ValueError:
-            raise InvalidRequest(
-                f"{hosts!r} are no addresses of ZooKeeper like 'localhost:2181'"
-            ) from None
+        usable = False
+        with suppress(ValueError):
+            usable = all(is_host(host) for host, _ in collect_hosts(hosts)[0])
+        if not usable:
+            raise InvalidRequest(f"{hosts!r} are no addresses of ZooKeeper like 'localhost:2181'")
         self._prefix = "/" + path_prefix.strip("/")
         if not is_node_path(self._prefix):
             raise InvalidRequest(f"path_prefix is a path of ZooKeeper, not {path_prefix!r}")

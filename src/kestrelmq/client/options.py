@@ -4,11 +4,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.given_data import given_count, given_number
+from kestrelmq.given_data import given_count, given_number, given_time
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
@@ -193,9 +193,10 @@ def protocol_expiry(expiry: Expiry, now: Callable[[], float] = time.time) -> int
     if expiry is None:
         return 0
     if isinstance(expiry, datetime):
-        if expiry.tzinfo is None:
-            raise InvalidRequest("the expiry needs a time zone, such as datetime.UTC")
-        seconds = math.ceil(expiry.astimezone(UTC).timestamp())
+        try:
+            seconds = math.ceil(given_time(expiry))
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
         # A smaller number would be taken for seconds from now.
         return seconds if seconds >= _RELATIVE_LIMIT else -1
     given = checked_number(expiry, "the expiry")

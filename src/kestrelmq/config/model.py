@@ -31,6 +31,7 @@ from kestrelmq.config.values import (
     Factor,
     FilePath,
     Flag,
+    Host,
     LogFile,
     Mode,
     NodePath,
@@ -51,7 +52,6 @@ from kestrelmq.config.values import (
     SizeLimit,
     SocketPath,
     SyncPeriod,
-    Text,
     Tokens,
     ValueKind,
     ZooKeeperHosts,
@@ -199,7 +199,7 @@ def _own_queue_path() -> Path:
 class ServerConfig(_Settings):
     """The whole configuration of a server."""
 
-    listen_address: Text = "127.0.0.1"
+    listen_address: Host = "127.0.0.1"
     """Address on which every port is bound; 0.0.0.0 is every interface."""
     memcache_listen_port: Port = 22133
     """Port of the memcache protocol."""

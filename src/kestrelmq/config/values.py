@@ -7,6 +7,7 @@ else is converted: `"5"` is not a number.
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
@@ -21,7 +22,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
-from kestrelmq.given_data import is_node_path
+from kestrelmq.given_data import is_host, is_node_path
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 
@@ -164,6 +165,12 @@ def _text(value: Any) -> str:
     raise ValueError("allowed: text on one line, not empty")
 
 
+def _host(value: Any) -> str:
+    if isinstance(value, str) and is_host(value):
+        return value
+    raise ValueError("allowed: the name or the address of a host")
+
+
 def _path(value: Any) -> Path:
     text = _text(str(value) if isinstance(value, Path) else value)
     # Only `~` itself stands for the home directory: `~~status` is a plain file name.
@@ -243,11 +250,10 @@ def _list_of_text(value: Any) -> tuple[str, ...]:
 def _zookeeper_host(text: str) -> str:
     from kazoo.hosts import collect_hosts  # noqa: PLC0415 # few configurations have any
 
-    try:
-        collect_hosts(text)
-    except ValueError:
-        raise ValueError("allowed: 'host' or 'host:port'") from None
-    return text
+    with suppress(ValueError):
+        if all(is_host(host) for host, _ in collect_hosts(text)[0]):
+            return text
+    raise ValueError("allowed: 'host' or 'host:port'")
 
 
 _TEXT_OR_NUMBER: Final = ({"type": "number", "minimum": 0}, {"type": "string"})
@@ -331,7 +337,7 @@ PORT: Final = (
 )
 Port = Annotated[int | None, PORT]
 Flag = Annotated[bool, ValueKind(_flag)]
-Text = Annotated[str, ValueKind(_text)]
+Host = Annotated[str, ValueKind(_host)]
 FilePath = Annotated[Path, _PATH]
 OptionalFilePath = Annotated[Path | None, _PATH.or_none("none")]
 SOCKET_PATH: Final = ValueKind(_socket_path, str).or_none("none")

@@ -22,7 +22,7 @@ from kestrelmq.engine.searching import (
     page_of,
 )
 from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded, TagRefused
-from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
+from kestrelmq.given_data import given_bytes, given_count, given_number, given_time, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
@@ -347,9 +347,7 @@ def expiry_time(expiry: Expiry, now: int) -> int:
         case None:
             return 0
         case datetime():
-            if expiry.tzinfo is None:
-                raise ValueError("an expiry needs a time zone")
-            return max(1, round(expiry.timestamp() * 1000))  # a past one must not become never
+            return max(1, round(given_time(expiry) * 1000))  # a past one must not become never
         case timedelta():
             seconds = expiry.total_seconds()
         case _:

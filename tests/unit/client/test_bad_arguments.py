@@ -55,6 +55,12 @@ def test_what_to_discover_is_text() -> None:
         Client.discover("zk:1", None)  # type: ignore[arg-type]
 
 
+def test_zookeeper_is_at_hosts() -> None:
+    """One that no resolver can be asked for would end the thread that connects."""
+    with pytest.raises(InvalidRequest, match="no addresses of ZooKeeper"):
+        Client.discover("zk:1,a..b:1", "/kestrel")
+
+
 @pytest.mark.parametrize("path_prefix", ["/kestrel/../other", "..", "./kestrel", "/a\tb"])
 def test_what_to_discover_is_a_path(path_prefix: str) -> None:
     """One that ZooKeeper has no node of is not asked for."""

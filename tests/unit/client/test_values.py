@@ -1,7 +1,7 @@
 """The plain values of the client: addresses, expiries, statistics, members of a server set."""
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from kestrelmq.client.options import ClientOptions, protocol_expiry
 from kestrelmq.client.statistics import queue_stats, stats_of_queue
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.protocol.stats import QUEUE_STATS
+from tests.support.zones import NoZone
 
 OWN = [stat.name for stat in QUEUE_STATS if stat.shown == "everywhere"]
 """What our server reports of a queue."""
@@ -36,12 +37,25 @@ def test_addresses_are_read_and_printed(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1", "unix:", "unix:\0"]
+    "text",
+    [
+        *("", ":1", "a:", "a:0", "a:65536", "a:x", "[::1", "[::1]5", "a b:1", "unix:", "unix:\0"),
+        *("a..b:22133", ".:1", f"{'a' * 64}:1", "\ud800:1", "[a..b]:1", "a\0b"),
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     """A wrong address fails at once, not at the first operation."""
     with pytest.raises(InvalidRequest):
         parse_address(text)
+
+
+def test_a_server_that_a_membership_knows_is_a_host() -> None:
+    """One that no resolver can be asked for would fail every second operation of a cluster."""
+    with pytest.raises(InvalidRequest, match=r"'a\.\.b'"):
+        Address("a..b", 22133)
+    member = b'{"serviceEndpoint": {"host": "%s", "port": 22133}, "status": "ALIVE"}'
+    assert member_address(member % b"a.b") == Address("a.b", 22133)
+    assert member_address(member % b"a..b") is None
 
 
 def test_a_list_of_servers_has_each_once() -> None:
@@ -65,6 +79,8 @@ def test_a_list_of_servers_has_each_once() -> None:
         (datetime(2020, 1, 1, tzinfo=UTC), 1_577_836_800),
         (datetime(1970, 1, 1, tzinfo=UTC), -1),
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), -1),
+        (datetime(9999, 12, 31, tzinfo=timezone(timedelta(hours=-12))), 253_402_257_600),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12))), -1),
     ],
 )
 def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> None:
@@ -72,7 +88,10 @@ def test_an_expiry_is_sent_as_the_protocol_counts(expiry: Any, sent: int) -> Non
     assert protocol_expiry(expiry, lambda: 4_000_000.0) == sent
 
 
-@pytest.mark.parametrize("expiry", [math.inf, math.nan, datetime(2020, 1, 1)])  # noqa: DTZ001
+@pytest.mark.parametrize(
+    "expiry",
+    [math.inf, math.nan, datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=NoZone())],  # noqa: DTZ001
+)
 def test_an_expiry_that_is_no_time_is_refused(expiry: Any) -> None:
     """Infinity, and a time without a zone, are refused."""
     with pytest.raises(InvalidRequest):

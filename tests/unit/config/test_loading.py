@@ -44,6 +44,15 @@ def problems(text: str) -> list[str]:
             "[aliases.a]\ndestination_queues = ['q']\nzzz = 1",
             "aliases.a.zzz: unknown setting; allowed: destination_queues",
         ),
+        # hosts that no resolver can be asked for
+        (
+            "listen_address = 'a..b'",
+            'listen_address: found "a..b"; allowed: the name or the address of a host',
+        ),
+        (
+            "[zookeeper]\nhosts = ['a..b:2181']\npath_prefix = '/k'",
+            "zookeeper.hosts.0: found \"a..b:2181\"; allowed: 'host' or 'host:port'",
+        ),
         # wrong types
         (
             "enable_session_trace = 'yes'",

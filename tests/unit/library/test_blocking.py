@@ -31,6 +31,7 @@ from kestrelmq.library import Expiry
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE, until
+from tests.support.zones import NoZone
 
 pytestmark = pytest.mark.compiled
 
@@ -277,6 +278,8 @@ def test_naive_expiry_is_refused(tmp_path: Path) -> None:
     with PersistentQueue("work", tmp_path) as queue:
         with pytest.raises(ValueError, match="time zone"):
             queue.add(b"x", datetime(2030, 1, 1))  # noqa: DTZ001 # the mistake
+        with pytest.raises(ValueError, match="time zone"):
+            queue.add(b"x", datetime(2030, 1, 1, tzinfo=NoZone()))
         assert len(queue) == 0
 
 
