@@ -248,6 +248,8 @@ class Client(ClientOperations):
             LeaseEnded: at the end of the block. The item is delivered again.
             ConnectionLost, OperationTimeout: at the end of the block. The confirmation may not have
                 arrived; in that case the item is delivered again.
+            ClientError: the system has no room for the thread of the heartbeats; the item goes
+                back.
         """
         period = beat_period(lease, heartbeat=heartbeat)
         plans = self._carry_out(begin_block(self._plans, queue, timeout, lease, grace))

@@ -47,25 +47,33 @@ class Heartbeats:
 
     @contextmanager
     def kept_up(self, item: Extendable, period: float | None) -> Iterator[None]:
-        """Extend the lease of `item` every `period` seconds during a `with` block; None: never."""
+        """Extend the lease of `item` every `period` seconds during a `with` block; None: never.
+
+        Raises ClientError: the system has no room for the thread; a later block tries again.
+        """
         if period is None:
             yield
             return
         key, due = id(item), time.monotonic() + period
         with self._changed:
-            self._beats[key] = (due, period, item)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="kestrelmq-heartbeats", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._started()
             elif due < self._wakes_at:
                 self._changed.notify()
+            self._beats[key] = (due, period, item)
         try:
             yield
         finally:
             with self._changed:
                 self._beats.pop(key, None)
+
+    def _started(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="kestrelmq-heartbeats", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ClientError(f"there is no thread to extend the lease: {error}") from error
+        return thread
 
     def _run(self) -> None:
         while (item := self._next()) is not None:

@@ -1,13 +1,16 @@
 """Extending the leases that a blocking client holds. The servers are played."""
 
 from collections.abc import Iterable
-from threading import Event
+from threading import Event, Thread
 from typing import Any
+
+import pytest
 
 from kestrelmq.client import Client
 from kestrelmq.client.address import Address, parse_addresses
 from kestrelmq.client.commands import HeldItem
 from kestrelmq.client.plans import HeldReads, HoldStep, Plan, RunStep
+from kestrelmq.errors import ClientError
 from tests.support.patience import PATIENCE
 
 SILENT, OTHER = parse_addresses("silent:1,other:1")
@@ -55,3 +58,22 @@ def test_a_server_that_does_not_answer_costs_the_items_of_others_nothing() -> No
         client.asked[OTHER].clear()
         assert client.asked[OTHER].wait(PATIENCE / 2)
         client.answers.set()
+
+
+def test_a_lease_is_extended_again_after_a_time_without_room_for_threads() -> None:
+    """The block that finds no room says so; what is reserved later has heartbeats as ever."""
+    client = PlayedClient()
+
+    def no_room(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Thread, "start", no_room)
+        with (
+            pytest.raises(ClientError, match="no thread to extend the lease"),
+            client.reserve("work", heartbeat=0.001),
+        ):
+            raise AssertionError("nothing would extend the lease of this item")
+    assert not client.asked[SILENT].is_set()
+    with client.reserve("work", heartbeat=0.001):
+        assert client.asked[OTHER].wait(PATIENCE)

@@ -133,7 +133,11 @@ class CommitTurn:
                     f"delete {other}"
                 )
             self._pause()
-        self._keeper.start()
+        try:
+            self._keeper.start()
+        except RuntimeError:  # the system has no room for a thread
+            self.release()
+            raise
 
     def check(self) -> None:
         """Check that it is still this write's turn; raises as `check_begun`."""

@@ -288,6 +288,22 @@ def test_one_write_commits_at_a_time(store: ObjectStore, tmp_path: Path) -> None
     waiting.release()
 
 
+def test_a_turn_without_room_for_its_thread_leaves_no_mark(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold up the others until they take the write for dead."""
+    work = begin(at(store, tmp_path.name), HERE)
+    turn = CommitTurn(work)
+
+    def no_room() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(turn._keeper, "start", no_room)
+    with pytest.raises(RuntimeError):
+        turn.acquire()
+    assert store.names(f"{tmp_path.name}/{work.name}") == ["begun"]
+
+
 def test_no_two_have_their_turn_at_once(store: ObjectStore, tmp_path: Path) -> None:
     """Of several that want it at the same time; each gets it."""
     path = at(store, tmp_path.name)
