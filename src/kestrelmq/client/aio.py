@@ -13,8 +13,9 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any, Final, Literal, Self, TypeVar
@@ -22,7 +23,15 @@ from typing import Any, Final, Literal, Self, TypeVar
 from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
-from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
+from kestrelmq.client.core import (
+    Exchange,
+    IoRequest,
+    OpenConnection,
+    Pool,
+    RunCommand,
+    carry_out,
+    is_ours,
+)
 from kestrelmq.client.heartbeats import LEASE_ENDED
 from kestrelmq.client.options import ClientOptions, checked_count, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
@@ -42,6 +51,7 @@ from kestrelmq.errors import (
     ProtocolError,
     ServerUnavailable,
 )
+from kestrelmq.forks import PerProcess, UserProcess
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
@@ -59,6 +69,7 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(self, address: Address, options: ClientOptions) -> None:
         self.address = address
         self.name = secrets.token_hex(8)
+        self._process = UserProcess().begin()
         self._options = options
         self._parser = ReplyParser(options.max_item_bytes)
         self._transport: asyncio.Transport | None = None
@@ -91,9 +102,13 @@ class AsyncConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection; items of its open reads go back to their queues."""
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if self._process.is_another:
+            _close_copy(transport)
+        else:
+            transport.abort()
 
     def interrupt(self) -> None:
         """End the connection; a task that uses it finds it broken."""
@@ -229,6 +244,25 @@ async def _keep_up(item: AsyncReservedItem, period: float) -> None:
             _log.warning("a lease could not be extended: %s", error)
 
 
+@dataclass(slots=True)
+class _Begun:
+    """What a client has in one process.
+
+    Attributes:
+        pool: its connections.
+        plans: makes its plans.
+        loop: the event loop that it belongs to.
+        starts: whether the membership was begun to be started.
+        started: whether it is started.
+    """
+
+    pool: Pool[AsyncConnection]
+    plans: Planner
+    loop: asyncio.AbstractEventLoop | None = None
+    starts: bool = False
+    started: bool = False
+
+
 class AsyncClient(ClientOperations):
     """A client of one server or of a cluster, for asyncio. It has the parameters of `Client`."""
 
@@ -240,13 +274,14 @@ class AsyncClient(ClientOperations):
         affinity: Literal["queue"] | None = None,
         random: Random | None = None,
     ) -> None:
-        self._options = options_of(options, affinity)
-        self._membership = membership_of(servers)
-        self._plans = Planner.of(self._membership, self._options, _loop_time, random)
-        self._pool = Pool(self._options, AsyncConnection)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        # Whether the membership was begun to be started, and whether it is started.
-        self._starts = self._started = False
+        chosen = options_of(options, affinity)
+        self._membership = membership = membership_of(servers)
+        self._begun = PerProcess[_Begun](
+            lambda parents: _Begun(
+                Pool(chosen, AsyncConnection, None if parents is None else parents.pool),
+                Planner.of(membership, chosen, _loop_time, random),
+            )
+        )
 
     @classmethod
     def discover(
@@ -263,13 +298,18 @@ class AsyncClient(ClientOperations):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def _plans(self) -> Planner:
+        return self._begun.get().plans
+
     async def close(self) -> None:
         """Close every connection; items of open reads go back to their queues.
 
-        What other tasks wait for ends with an error.
+        What other tasks wait for ends with an error. A fork is treated as by `Client.close`.
         """
-        self._pool.close()
-        if self._starts:
+        begun = self._begun.get()
+        begun.pool.close()
+        if begun.starts:
             await asyncio.to_thread(self._membership.close)
 
     # Operations that hold reads open; the others are inherited from `ClientOperations`.
@@ -297,9 +337,9 @@ class AsyncClient(ClientOperations):
                 yield item
         except BaseException:
             with suppress(ClientClosed):  # then the item goes back with its connection
-                await self._carry_out(plans.abort())
+                await self._leave(plans.abort(), [plans.held])
             raise
-        await self._carry_out(plans.end())
+        await self._leave(plans.end(), [plans.held])
 
     async def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
@@ -320,7 +360,7 @@ class AsyncClient(ClientOperations):
                 yield held.result
             except BaseException:
                 with suppress(ClientClosed):
-                    await self._carry_out(self._plans.abort(queue, held))
+                    await self._leave(self._plans.abort(queue, held), [held])
                 raise
         if held is not None:
             await self._carry_out(self._plans.confirm_last(queue, held))
@@ -337,7 +377,7 @@ class AsyncClient(ClientOperations):
             for held in batch:
                 held.connection.close()
             raise
-        await self._carry_out(self._plans.confirm(queue, batch), batch)
+        await self._leave(self._plans.confirm(queue, batch), batch)
 
     async def export(self, queue: str) -> AsyncGenerator[str, None]:
         """Iterate over the items of a queue as lines of JSON, as `Client.export` does."""
@@ -350,16 +390,22 @@ class AsyncClient(ClientOperations):
             if place is None:
                 return
 
+    async def _leave(self, plan: Plan[None], reads: Sequence[HeldReads[Any]]) -> None:
+        """End a block as `Client` does."""
+        if is_ours(reads):
+            await self._carry_out(plan, reads)
+
     async def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
-        self._pool.check_open()
-        self._loop = self._loop or asyncio.get_running_loop()
-        if self._loop is not asyncio.get_running_loop():
+        begun = self._begun.get()
+        begun.pool.check_open()
+        begun.loop = begun.loop or asyncio.get_running_loop()
+        if begun.loop is not asyncio.get_running_loop():
             raise InvalidRequest("an AsyncClient belongs to one event loop; this is another")
-        if not self._started:
-            self._starts = True  # that goes on in its thread if this task is cancelled
+        if not begun.started:
+            begun.starts = True  # that goes on in its thread if this task is cancelled
             await asyncio.to_thread(self._membership.start)
-            self._started = True
-        io_requests = carry_out(plan, self._pool, reads)
+            begun.started = True
+        io_requests = carry_out(plan, begun.pool, reads)
         answer: Any = None
         try:
             while True:
@@ -385,6 +431,18 @@ class AsyncClient(ClientOperations):
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _close_copy(transport: asyncio.Transport) -> None:
+    """Close this process's copy of a connection of the process that it was forked from.
+
+    The transport cannot: it would take the connection from the selector, which both processes use.
+    """
+    copy = transport.get_extra_info("socket").fileno()
+    if copy < 0:  # the connection has ended
+        return
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 # the transport keeps the number
+        os.dup2(nothing.fileno(), copy, inheritable=False)
 
 
 async def _unix_socket(path: str) -> socket.socket:

@@ -10,8 +10,9 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from threading import Lock
@@ -20,7 +21,15 @@ from typing import Any, Final, Literal, Self, TypeVar
 from kestrelmq.client.address import Address, open_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
-from kestrelmq.client.core import Exchange, IoRequest, OpenConnection, Pool, RunCommand, carry_out
+from kestrelmq.client.core import (
+    Exchange,
+    IoRequest,
+    OpenConnection,
+    Pool,
+    RunCommand,
+    carry_out,
+    is_ours,
+)
 from kestrelmq.client.heartbeats import Heartbeats
 from kestrelmq.client.options import ClientOptions, checked_count, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
@@ -31,6 +40,7 @@ from kestrelmq.client.reserved import (
     begin_block,
 )
 from kestrelmq.errors import ClientClosed, ConnectionLost, OperationTimeout, ServerUnavailable
+from kestrelmq.forks import PerProcess
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
@@ -68,9 +78,9 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection; items of its open reads go back to their queues."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        opened, self._socket = self._socket, None
+        if opened is not None:
+            opened.close()
 
     def interrupt(self) -> None:
         """End the connection, also while another thread uses it, which finds it broken.
@@ -173,6 +183,15 @@ class ReservedItem(ItemData, ItemOperations):
         return self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a client has in one process; `heartbeats` are by server."""
+
+    pool: Pool[Connection]
+    plans: Planner
+    heartbeats: dict[str, Heartbeats] = field(default_factory=dict)
+
+
 class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
@@ -189,11 +208,14 @@ class Client(ClientOperations):
         affinity: Literal["queue"] | None = None,
         random: Random | None = None,
     ) -> None:
-        self._options = options_of(options, affinity)
-        self._membership = membership_of(servers)
-        self._plans = Planner.of(self._membership, self._options, time.monotonic, random)
-        self._pool = Pool(self._options, Connection)
-        self._heartbeats: dict[str, Heartbeats] = {}  # by server
+        chosen = options_of(options, affinity)
+        self._membership = membership = membership_of(servers)
+        self._begun = PerProcess[_Begun](
+            lambda parents: _Begun(
+                Pool(chosen, Connection, None if parents is None else parents.pool),
+                Planner.of(membership, chosen, time.monotonic, random),
+            )
+        )
 
     @classmethod
     def discover(
@@ -210,12 +232,17 @@ class Client(ClientOperations):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _plans(self) -> Planner:
+        return self._begun.get().plans
+
     def close(self) -> None:
         """Close every connection; items of open reads go back to their queues.
 
-        What other threads wait for ends with an error.
+        What other threads wait for ends with an error. In a fork of the process that uses the
+        client, this closes only what the fork has.
         """
-        self._pool.close()
+        self._begun.get().pool.close()
         self._membership.close()
 
     # Operations that hold reads open; the others are inherited from `ClientOperations`.
@@ -258,15 +285,15 @@ class Client(ClientOperations):
             return
         item = ReservedItem.of(plans)
         item.client = self
-        heartbeats = self._heartbeats.setdefault(item.server, Heartbeats())
+        heartbeats = self._begun.get().heartbeats.setdefault(item.server, Heartbeats())
         try:
             with heartbeats.kept_up(item, period):
                 yield item
         except BaseException:
             with suppress(ClientClosed):  # then the item goes back with its connection
-                self._carry_out(plans.abort())
+                self._leave(plans.abort(), [plans.held])
             raise
-        self._carry_out(plans.end())
+        self._leave(plans.end(), [plans.held])
 
     def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
@@ -292,7 +319,7 @@ class Client(ClientOperations):
                 yield held.result
             except BaseException:
                 with suppress(ClientClosed):
-                    self._carry_out(self._plans.abort(queue, held))
+                    self._leave(self._plans.abort(queue, held), [held])
                 raise
         if held is not None:
             self._carry_out(self._plans.confirm_last(queue, held))
@@ -313,7 +340,7 @@ class Client(ClientOperations):
             for held in batch:
                 held.connection.close()
             raise
-        self._carry_out(self._plans.confirm(queue, batch), batch)
+        self._leave(self._plans.confirm(queue, batch), batch)
 
     def export(self, queue: str) -> Iterator[str]:
         """Iterate over the items of a queue as lines of JSON, and leave them there; on each server.
@@ -330,10 +357,16 @@ class Client(ClientOperations):
             if place is None:
                 return
 
+    def _leave(self, plan: Plan[None], reads: Sequence[HeldReads[Any]]) -> None:
+        """End a block that holds reads by `plan`; in a fork, they are not its own to end."""
+        if is_ours(reads):
+            self._carry_out(plan, reads)
+
     def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
-        self._pool.check_open()
+        pool = self._begun.get().pool
+        pool.check_open()
         self._membership.start()
-        io_requests = carry_out(plan, self._pool, reads)
+        io_requests = carry_out(plan, pool, reads)
         answer: Any = None
         try:
             while True:

@@ -97,17 +97,26 @@ C = TypeVar("C", bound=PooledConnection)
 class Pool(Generic[C]):
     """The connections of one client. Thread-safe.
 
-    `make` returns a new connection that is not open yet.
+    `make` returns a new connection that is not open yet. `parents` is the pool of the process that
+    this one was forked from: this process's copies of its connections are closed.
     """
 
-    def __init__(self, options: ClientOptions, make: Callable[[Address, ClientOptions], C]) -> None:
+    def __init__(
+        self,
+        options: ClientOptions,
+        make: Callable[[Address, ClientOptions], C],
+        parents: "Pool[C] | None" = None,
+    ) -> None:
         self._options = options
         self._make = make
         self._idle: dict[Address, list[C]] = {}
         # Those that are idle or in use, and some that are closed.
         self._opened: list[C] = []
-        self._closed = False
+        self._closed: bool = parents is not None and parents._closed  # noqa: SLF001 # of the same class
         self._lock = Lock()
+        for connection in [] if parents is None else parents._opened:  # noqa: SLF001 # likewise
+            with suppress(OSError):
+                connection.close()
 
     def acquire(self, address: Address) -> Generator["IoRequest[C]", Any, C]:
         """Return an idle connection to `address`, or a new one after an `OpenConnection` for it.
@@ -225,7 +234,11 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
             pool.release(connection)
             return result
         case HoldStep(server, command, on):
-            connection = on.connection if on is not None else (yield from pool.acquire(server))
+            if on is None:
+                connection = yield from pool.acquire(server)
+            else:
+                on.check_process()
+                connection = on.connection
             if not isinstance(command, Command):
                 command = command(connection.name)
             result = yield from _do(RunCommand(connection, command))
@@ -236,6 +249,7 @@ def _perform(step: Step, pool: Pool[C], held: list[C]) -> Generator[IoRequest[C]
             pool.release(connection)
             return None
         case ReleaseStep(before, command):
+            before.check_process()
             result = yield from _do(RunCommand(before.connection, command))
             if before.connection in held:
                 held.remove(before.connection)
@@ -251,6 +265,11 @@ def _do(io_request: IoRequest[C]) -> Generator[IoRequest[C], Any, Any]:
     if isinstance(answer, BaseException):
         raise answer
     return answer
+
+
+def is_ours(reads: Iterable[HeldReads[Any]]) -> bool:
+    """Whether no process that this one was forked from holds the reads."""
+    return not any(held.process.is_another for held in reads)
 
 
 def has_open_read(result: object) -> bool:

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from kazoo.hosts import collect_hosts
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
+from kestrelmq.forks import PerProcess
 from kestrelmq.given_data import is_host, is_node_path
 
 _MEMBER: Final = "member_"
@@ -48,6 +50,15 @@ def member_address(data: bytes) -> Address | None:
     return Address(host, port) if usable and is_host(host) else None
 
 
+@dataclass(slots=True)
+class _Session:
+    """The connection to ZooKeeper of one process, and a lock for those who make or end it."""
+
+    is_closed: bool
+    zookeeper: Any = None
+    lock: Lock = field(default_factory=Lock)
+
+
 class ZooKeeperMembership:
     """The servers that are registered under a path prefix, kept up to date. Thread-safe."""
 
@@ -71,10 +82,10 @@ class ZooKeeperMembership:
             raise InvalidRequest(f"path_prefix is a path of ZooKeeper, not {path_prefix!r}")
         self._timeout = timeout
         self._hosts = hosts
-        self._zookeeper: Any = None
-        self._closed = False
         self._members: dict[str, tuple[Address, ...]] = {"read": (), "write": ()}
-        self._lock = Lock()
+        self._session = PerProcess[_Session](
+            lambda parents: _Session(is_closed=parents is not None and parents.is_closed)
+        )
 
     def start(self) -> None:
         """Connect to ZooKeeper and read both sets; a second call does nothing.
@@ -83,13 +94,14 @@ class ZooKeeperMembership:
             ServerUnavailable: ZooKeeper did not answer in time, or with an error.
             ClientClosed: it was closed before.
         """
-        if self._zookeeper is not None:
+        session = self._session.get()
+        if session.zookeeper is not None:
             return
-        with self._lock:
-            if self._closed:  # nobody would disconnect it any more
+        with session.lock:
+            if session.is_closed:  # nobody would disconnect it any more
                 raise ClientClosed("the client is closed")
-            if self._zookeeper is None:
-                self._zookeeper = self._connected()
+            if session.zookeeper is None:
+                session.zookeeper = self._connected()
 
     def reads(self) -> Sequence[Address]:
         """Return the members of the read set."""
@@ -101,9 +113,10 @@ class ZooKeeperMembership:
 
     def close(self) -> None:
         """Disconnect from ZooKeeper."""
-        with self._lock:
-            self._closed = True
-            zookeeper, self._zookeeper = self._zookeeper, None
+        session = self._session.get()
+        with session.lock:
+            session.is_closed = True
+            zookeeper, session.zookeeper = session.zookeeper, None
         if zookeeper is not None:
             _end(zookeeper)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from kestrelmq.errors import ClientError
+from kestrelmq.forks import UserProcess
 
 _IDLE: Final = 10.0
 """Seconds without an item after which the thread ends."""
@@ -39,6 +40,7 @@ class Heartbeats:
 
     def __init__(self) -> None:
         """Start with none."""
+        self._process = UserProcess().begin()
         self._changed = threading.Condition()
         # When to extend each next (monotonic seconds), after how many seconds again, and the item.
         self._beats: dict[int, tuple[float, float, Extendable]] = {}
@@ -64,8 +66,9 @@ class Heartbeats:
         try:
             yield
         finally:
-            with self._changed:
-                self._beats.pop(key, None)
+            if not self._process.is_another:  # in a fork, nobody might ever release the lock
+                with self._changed:
+                    self._beats.pop(key, None)
 
     def _started(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="kestrelmq-heartbeats", daemon=True)

@@ -87,6 +87,7 @@ from kestrelmq.errors import (
     ServerRefused,
     ServerUnavailable,
 )
+from kestrelmq.forks import UserProcess
 from kestrelmq.given_data import given_list
 from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
@@ -134,13 +135,22 @@ class RunStep(Generic[T]):
 class HeldReads(Generic[T]):
     """The result of a `HoldStep`, and the connection that the open reads belong to.
 
-    `streak` counts how many times in a row a `HoldStep` was run over this connection.
+    `streak` counts how many times in a row a `HoldStep` was run over this connection. `process` is
+    the one that holds the reads.
     """
 
     server: Address
     connection: Any
     result: T
     streak: int = 0
+    process: UserProcess = field(
+        default_factory=lambda: UserProcess().begin(), compare=False, repr=False
+    )
+
+    def check_process(self) -> None:
+        """Raise InvalidRequest: a process that this one was forked from holds the reads."""
+        if self.process.is_another:
+            raise InvalidRequest("the process that this one was forked from holds the item")
 
 
 @dataclass(frozen=True, slots=True)

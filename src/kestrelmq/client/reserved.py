@@ -50,6 +50,7 @@ class ItemPlans:
         lease = checked_lease(self._lease if seconds is None else seconds)
         if self.is_over:
             return False
+        self.held.check_process()
         if self._read is None:
             return True
         extended: int = yield RunStep(

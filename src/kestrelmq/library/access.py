@@ -23,8 +23,8 @@ from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
+from kestrelmq.forks import UserProcess
 from kestrelmq.library.items import Item
-from kestrelmq.library.opening import UserProcess
 
 T = TypeVar("T")
 

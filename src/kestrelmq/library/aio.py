@@ -27,6 +27,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
+from kestrelmq.forks import UserProcess
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import (
     Delay,
@@ -51,7 +52,7 @@ from kestrelmq.library.items import (
     searching,
     turns,
 )
-from kestrelmq.library.opening import UserProcess, check_queue, open_queue
+from kestrelmq.library.opening import check_queue, open_queue
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 

@@ -6,7 +6,6 @@ There are two locks. A process holds them, and they are released when it ends, i
 - the lock of the queue, `NAME~~lock`, which one user holds exclusively.
 """
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,38 +13,11 @@ from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
-from kestrelmq.errors import ConfigError, InvalidQueueName, QueueUnavailable
+from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
 from kestrelmq.journal.loading import load_with_delayed
 from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.names import queue_name_error
-
-
-class UserProcess:
-    """The process that has set queues up. One that is forked from it has copies, and no lock."""
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def begin(self) -> None:
-        """Take note that this process sets them up."""
-        self._number = os.getpid()
-
-    def end(self) -> None:
-        """Take note that they are closed."""
-        self._number = None
-
-    @property
-    def is_another(self) -> bool:
-        """Whether they were set up by a process that this one was forked from."""
-        return self._number is not None and self._number != os.getpid()
-
-    def check(self) -> None:
-        """Raise QueueUnavailable: they were set up by a process that this one was forked from."""
-        if self.is_another:
-            raise QueueUnavailable(
-                "this process was forked from the one that uses the queue, and cannot use it, too"
-            )
 
 
 def given_name(name: object) -> str:

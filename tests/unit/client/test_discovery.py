@@ -9,6 +9,7 @@ from kestrelmq.client import AsyncClient
 from kestrelmq.client.address import Address
 from kestrelmq.client.discovery import ZooKeeperMembership
 from kestrelmq.errors import ClientClosed
+from tests.support.forks import in_a_fork
 from tests.support.patience import PATIENCE
 
 
@@ -66,3 +67,22 @@ def test_nothing_is_connected_after_the_close() -> None:
     membership.close()
     with pytest.raises(ClientClosed):
         membership.start()
+
+
+class Session:
+    """Stands for a client of ZooKeeper that is connected."""
+
+    def stop(self) -> None:
+        """Fail: this would end a session that another process uses."""
+        raise AssertionError
+
+
+def test_a_fork_leaves_the_session_of_its_parent() -> None:
+    """It makes one of its own, and closes only that."""
+    membership = ZooKeeperMembership("host.invalid:1", "/kestrel", timeout=0.01)
+    membership._session.get().zookeeper = Session()
+    membership.start()
+    assert in_a_fork(membership.start) == "ServerUnavailable"
+    assert in_a_fork(membership.close) == "None"
+    with pytest.raises(AssertionError):
+        membership.close()

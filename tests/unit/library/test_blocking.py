@@ -1,7 +1,6 @@
 """`PersistentQueue`: a durable queue for threads."""
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from kestrelmq import (
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.library import Expiry
 from tests.support.fake_clock import FakeClock
+from tests.support.forks import in_a_fork
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE, until
 from tests.support.zones import NoZone
@@ -550,23 +550,6 @@ def test_two_processes_do_not_share_a_queue(tmp_path: Path) -> None:
         assert len(queue) == 1
     with PersistentQueue("other", tmp_path) as queue:
         assert data(queue.remove()) == b"theirs"
-
-
-def in_a_fork(work: Callable[[], object]) -> str:
-    """Do some work in a fork of this process; return its result, or the name of its error."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            outcome = repr(work())
-        except BaseException as error:  # noqa: BLE001 # nothing may leave this process
-            outcome = type(error).__name__
-        os.write(writing, outcome.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as result:
-        os.waitpid(child, 0)
-        return result.read().decode()
 
 
 def test_a_fork_of_the_process_does_not_share_its_queues(tmp_path: Path) -> None:
