@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.journal.mark_table import LastMark
+from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.reservations import Reservation, ReserveTerms

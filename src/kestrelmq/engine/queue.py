@@ -2623,6 +2623,7 @@ class Queue(Committable):
         `tell_closed` tells the waiting readers.
         """
         self._commits.worker.free(self.backlog.drop_all())
+        self._commits.worker.free(self.backlog.producers.drop_all())
         self.changes.forget()
         for useless in self.reads.drop_all():
             self._commits.worker.free(useless)

@@ -13,7 +13,9 @@ a queue. Their items are in older files, which are on disk by then, or were read
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
@@ -21,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.journal.checksum import crc32
-from kestrelmq.journal.mark_table import LastMark, MarkTable, can_be_held
+from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
 from kestrelmq.journal.records import SAVE_XID, save_xids
 from kestrelmq.marks import PutMark
@@ -50,6 +52,21 @@ _checksum_of: Final = crc32  # compiled, a name of another module is looked up a
 _MARKS_HEAD: Final = Struct("<QIB")
 
 
+@dataclass(slots=True, init=False)
+class LastMark:
+    """The last mark of a producer: the number, and when its item was added (epoch seconds).
+
+    It is not changed, but not frozen; see `marks.PutMark`.
+    """
+
+    sequence: int
+    added: int
+
+    def __init__(self, sequence: int, added: int) -> None:
+        self.sequence = sequence
+        self.added = added
+
+
 class Producers:
     """The last mark of each producer of a queue.
 
@@ -62,18 +79,19 @@ class Producers:
         """Start with none."""
         self.note_bytes = 0
         self.ttl = _NEVER
-        # None if there are no producers: there may be very many queues without.
-        self._table: MarkTable | None = None
+        # By name, in order of the second in which they were set. It is a plain dict: of an
+        # OrderedDict of 100,000, a snapshot would take ten times as long.
+        self._marks: dict[bytes, LastMark] = NOTHING
         # Not after the second of the first mark, so that most calls of `forget_before` end soon.
         self._oldest = _NEVER
 
     def __len__(self) -> int:
         """How many producers are remembered."""
-        return 0 if self._table is None else len(self._table)
+        return len(self._marks)
 
     def last(self, producer: bytes, now: int) -> int:
         """Return the number of the producer's last item; -1 if that is unknown, or forgotten."""
-        last = None if self._table is None else self._table.get(producer)
+        last = self._marks.get(producer)
         return -1 if last is None or last.added < _second(now - self.ttl) else last.sequence
 
     @property
@@ -86,12 +104,13 @@ class Producers:
         return self._set(mark.producer, mark.sequence, added)
 
     def _set(self, producer: bytes, sequence: int, added: int) -> LastMark | None:
-        table = self._table
-        if table is None:
-            table = self._table = MarkTable()
-        before = table.set(producer, sequence, added)
+        marks = self._marks = own(self._marks)
+        before = marks.get(producer)
         if before is None:
             self.note_bytes += _MARK_BYTES + len(producer)
+        elif before.added != added:
+            del marks[producer]  # its place is at the end now
+        marks[producer] = LastMark(sequence, added)
         self._oldest = min(self._oldest, added)
         return before
 
@@ -108,7 +127,7 @@ class Producers:
 
         One that used the queue again meanwhile is forgotten later.
         """
-        return inf if self._table is None else (self._oldest + 1) * 1000 + self.ttl
+        return (self._oldest + 1) * 1000 + self.ttl if self._marks else inf
 
     def forget_old(self, now: int) -> bool:
         """Do what `forget_before` does, for those that are to be forgotten `now` (ms)."""
@@ -127,10 +146,7 @@ class Producers:
         if second <= self._oldest:
             return False
         now = _second(time + self.ttl)
-        for _ in range(_FORGOTTEN_AT_ONCE):
-            if self._table is None:
-                return False
-            producer, last = self._table.oldest()
+        for producer, last in list(islice(self._marks.items(), _FORGOTTEN_AT_ONCE)):
             if last.added > now:
                 self._set(producer, last.sequence, now)
                 continue
@@ -141,11 +157,16 @@ class Producers:
         return True
 
     def _forget(self, producer: bytes) -> None:
-        table = self._table
-        if table is not None and table.drop(producer) is not None:
+        if self._marks.pop(producer, None) is not None:
             self.note_bytes -= _MARK_BYTES + len(producer)
-            if not len(table):
-                self._table, self._oldest = None, _NEVER
+            if not self._marks:  # a dict that was large stays so
+                self._marks, self._oldest = NOTHING, _NEVER
+
+    def drop_all(self) -> list[LastMark]:
+        """Forget all of them; return what is to be freed."""
+        marks, self._marks = list(self._marks.values()), NOTHING
+        self.note_bytes, self._oldest = 0, _NEVER
+        return marks
 
     def apply(self, note: Note) -> None:
         """Do what a MARKS note says; other kinds, and one that makes no sense, are ignored."""
@@ -154,8 +175,8 @@ class Producers:
                 self._set(producer, last.sequence, last.added)
 
     def snapshot(self) -> Iterable[tuple[bytes, LastMark]]:
-        """Return what there is now, oldest first, to be written later with `marks_notes`."""
-        return () if self._table is None else self._table.copy()
+        """Return what there is now, oldest first, to be written once with `marks_notes`."""
+        return zip(list(self._marks), list(self._marks.values()), strict=True)
 
 
 def _second(time: int) -> int:
@@ -232,9 +253,7 @@ def noted_mark(note: Note) -> NotedMark | None:
         return None
     sequence, added, checksum = _MARK_HEAD.unpack_from(note.payload)
     producer = note.payload[_MARK_HEAD.size :]
-    return (
-        NotedMark(PutMark(producer, sequence), added, checksum) if can_be_held(producer) else None
-    )
+    return NotedMark(PutMark(producer, sequence), added, checksum)
 
 
 def marks_notes(
@@ -264,7 +283,7 @@ def _decode_marks(payload: bytes) -> list[tuple[bytes, LastMark]]:
             found.append((payload[at - length : at], LastMark(sequence, added)))
     except StructError:
         return []
-    is_whole = at == len(payload) and all(can_be_held(producer) for producer, _ in found)
+    is_whole = at == len(payload) and all(producer for producer, _ in found)
     return found if is_whole else []
 
 

@@ -42,10 +42,9 @@ from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
-from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
-from kestrelmq.journal.producers import marks_notes
+from kestrelmq.journal.producers import LastMark, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (

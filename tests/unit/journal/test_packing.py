@@ -9,11 +9,10 @@ from kestrelmq.clock import no_pause
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import replay_delayed, replay_whole
-from kestrelmq.journal.mark_table import LastMark
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
-from kestrelmq.journal.producers import marks_notes
+from kestrelmq.journal.producers import LastMark, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
