@@ -278,6 +278,7 @@ class Queue(Committable):
             or _any_expires(self.reads.open.values())
         )
         self.configure(config)
+        self.backlog.producers.start_clock(clock)
         if reserved.by_xid:
             self.reads.reservations.begin_leases(clock.monotonic())
 
@@ -874,7 +875,8 @@ class Queue(Committable):
 
     def last_number(self, producer: bytes) -> int:
         """Return the number of the producer's last item, delayed or not; -1 if it is unknown."""
-        now, producers = self._clock.now(), self.backlog.producers
+        producers = self.backlog.producers
+        now = producers.now()
         producers.forget_old(now)
         last = producers.last(producer, now)
         if self._delayed is None:
@@ -892,9 +894,10 @@ class Queue(Committable):
         """Append an item that is written with a note before it, of its producer."""
         size = len(record) - ADDX_HEADER
         self._append(record, size)
-        added = self._clock.now() // 1000
+        producers = self.backlog.producers
+        added = producers.now() // 1000
         self._collect(marked(record, mark, added, self.reads.last_xid) + record)
-        before = self.backlog.producers.set(mark, added)
+        before = producers.set(mark, added)
         self.changes.undo.append(MarkedItemAdded(size, mark.producer, before))
 
     # --- delayed items ---
@@ -1208,7 +1211,7 @@ class Queue(Committable):
 
     def mark_note(self, mark: PutMark) -> ItemNote:
         """Return what makes the note of a producer's item, for `write_ahead`."""
-        return partial(_mark_note, mark, self._clock.now() // 1000)
+        return partial(_mark_note, mark, self.backlog.producers.now() // 1000)
 
     def write_ahead(
         self, file: str, record: bytes, pause: Pause, note: ItemNote | None = None
@@ -1296,7 +1299,7 @@ class Queue(Committable):
             raise self._fail(error) from error
         self.failure = None
         if mark is not None:
-            self.backlog.producers.set(mark, self._clock.now() // 1000)
+            self.backlog.producers.set(mark, self.backlog.producers.now() // 1000)
         if mark is not None or is_noted:
             # The file begins with a note, which ends with the last-used xid when it was written.
             self.changes.prelude += save_xid(self.reads.last_xid)
@@ -2383,7 +2386,9 @@ class Queue(Committable):
             or (self._upkeep is not None and not self._upkeep.is_idle)
         ):
             return 0
-        until = min(self._head_expires_at, self.backlog.producers.forgets_at, self.ends_at)
+        producers = self.backlog.producers
+        forgets_at = self._clock.now() + producers.forgets_in(producers.now())
+        until = min(self._head_expires_at, forgets_at, self.ends_at)
         if self._delayed is not None:
             until = min(until, self._delayed.companion.rests_until)
         return until
@@ -2495,7 +2500,7 @@ class Queue(Committable):
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
         self._check_cured()
-        self.backlog.producers.forget_old(self._clock.now())
+        self.backlog.producers.forget_old(self.backlog.producers.now())
         if not changes.pending:  # what is taken back must be as it was
             for useless in self.reads.unused_memory():
                 self._commits.worker.free(useless)
@@ -2689,7 +2694,7 @@ class Queue(Committable):
             tuple(self.backlog.memory),
             self._delayed.noted() if self._delayed is not None else None,
             reads.reserved.snapshot(),
-            self.backlog.producers.snapshot(),
+            self.backlog.producers.noted(self.backlog.producers.now()),
         )
         temporary = temporary_name(self.name, NEXT, self._clock.now())
         started = StartingJournal(directory, self.name, temporary, contents.pieces)

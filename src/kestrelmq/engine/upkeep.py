@@ -610,13 +610,15 @@ class Upkeep:
                 reads.dialect,
                 expected=expected,
                 joined=self._joined(),
-                marks_since=self._marks_since,
+                producers=backlog.producers,
             )
         self._replace_all(source, cures=cures)
 
     def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
         reads = self._reads
-        self._backlog.producers.forget_old(self._clock.now())
+        producers = self._backlog.producers
+        now = producers.now()
+        producers.forget_old(now)
         return MemorySource(
             reads.dialect,
             reads.last_xid,
@@ -624,13 +626,8 @@ class Upkeep:
             items,
             self._joined(),
             reads.reserved.snapshot(),
-            self._backlog.producers.snapshot(),
+            producers.noted(now),
         )
-
-    @property
-    def _marks_since(self) -> int:
-        """Marks of producers from before that are forgotten (ms since the epoch)."""
-        return self._clock.now() - self._backlog.producers.ttl
 
     def _joined(self) -> ReadTable[bytes] | None:
         """Return the delayed items to note in the new file, see `delayed`."""
@@ -673,7 +670,7 @@ class Upkeep:
             self._reads.dialect,
             live=partial(_live_contents, checkpoint, places.snapshot()),
             joined=self._joined(),
-            marks_since=self._marks_since,
+            producers=self._backlog.producers,
         )
         journal.rewrites += 1
         log.info(

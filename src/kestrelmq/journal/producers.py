@@ -5,7 +5,12 @@ each producer. Two kinds of note say so in the journal:
 
     32  MARK       u64 sequence, u32 when (s), u32 CRC-32 of the item's ADDX record, and the
                    producer's name; the next record adds that item
-    33  MARKS      u64 sequence, u32 when (s), u8 length and the producer's name; repeated
+    33  MARKS      u64 sequence, u32 when (s), u8 length and the producer's name; repeated. An entry
+                   without a name says when they were written
+
+Times are those of a clock that the queue has for its producers. It counts only while the queue is
+open, and goes on where the newest note says it was. So no wall clock can be wrong, and a producer
+that could not reach the queue is not forgotten.
 
 MARK is written before its item, with the same write, and counts only if the item is behind it: so
 a mark without its item counts for nothing. MARKS is in files that are written from the contents of
@@ -15,13 +20,13 @@ a queue. Their items are in older files, which are on disk by then, or were read
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from struct import Struct
 from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Any, Final, NamedTuple
 
-from kestrelmq.clock import Pause, no_pause
+from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.notes import NOTE_MARK, Note, encode
@@ -43,6 +48,7 @@ _MARKS_AT_ONCE: Final = 1000
 _FORGOTTEN_AT_ONCE: Final = 500
 """Most producers that are forgotten at once; that takes one or two milliseconds."""
 _NEVER: Final = 1 << 60
+_LAST_SECOND: Final = (1 << 32) - 1
 
 _MARK_HEAD: Final = Struct("<QII")
 _pack_mark: Final = _MARK_HEAD.pack
@@ -54,7 +60,7 @@ _MARKS_HEAD: Final = Struct("<QIB")
 
 @dataclass(slots=True, init=False)
 class LastMark:
-    """The last mark of a producer: the number, and when its item was added (epoch seconds).
+    """The last mark of a producer: the number, and when its item was added (s).
 
     It is not changed, but not frozen; see `marks.PutMark`.
     """
@@ -84,10 +90,29 @@ class Producers:
         self._marks: dict[bytes, LastMark] = NOTHING
         # Not after the second of the first mark, so that most calls of `forget_before` end soon.
         self._oldest = _NEVER
+        # The greatest time that a note has (s).
+        self._newest = 0
+        # Set by `start_clock`; and by how much the time is ahead of its monotonic one (ms).
+        self._clock: Clock
+        self._ahead = 0
 
     def __len__(self) -> int:
         """How many producers are remembered."""
         return len(self._marks)
+
+    def start_clock(self, clock: Clock) -> None:
+        """Let the time go on where the notes end, by `clock`: the queue is open now.
+
+        The more are known, the more of the time before counts, up to a thousandth of `ttl`. Where
+        no process ever has the queue for long, there would be too many of them some day.
+        """
+        self._clock = clock
+        before = self.ttl * len(self) // (1000 * MAX_PRODUCERS)
+        self._ahead = (self._newest + 1) * 1000 + before - int(clock.monotonic() * 1000)
+
+    def now(self) -> int:
+        """Return what time it is (ms); the clock must have been started."""
+        return min(int(self._clock.monotonic() * 1000) + self._ahead, _LAST_SECOND * 1000)
 
     def last(self, producer: bytes, now: int) -> int:
         """Return the number of the producer's last item; -1 if that is unknown, or forgotten."""
@@ -112,6 +137,7 @@ class Producers:
             del marks[producer]  # its place is at the end now
         marks[producer] = LastMark(sequence, added)
         self._oldest = min(self._oldest, added)
+        self._newest = max(self._newest, added)
         return before
 
     def restore(self, producer: bytes, before: LastMark | None) -> None:
@@ -121,23 +147,16 @@ class Producers:
         else:
             self._set(producer, before.sequence, before.added)
 
-    @property
-    def forgets_at(self) -> float:
-        """When `forget_old` may forget a producer (ms since the epoch); infinite if there is none.
-
-        One that used the queue again meanwhile is forgotten later.
-        """
-        return (self._oldest + 1) * 1000 + self.ttl if self._marks else inf
+    def forgets_in(self, now: int) -> float:
+        """Return how long `forget_old` forgets nobody (ms); infinite if there are no producers."""
+        return (self._oldest + 1) * 1000 + self.ttl - now if self._marks else inf
 
     def forget_old(self, now: int) -> bool:
         """Do what `forget_before` does, for those that are to be forgotten `now` (ms)."""
         return self.forget_before(now - self.ttl)
 
     def forget_before(self, time: int) -> bool:
-        """Forget some producers whose last item was added before `time` (ms since the epoch).
-
-        What seems to be added in the future, `ttl` after `time`, was added while the clock was
-        ahead. That counts as now: otherwise it would keep all that were added after it, too.
+        """Forget some producers whose last item was added before `time` (ms).
 
         Returns:
             Whether there may be more of them.
@@ -145,11 +164,7 @@ class Producers:
         second = _second(time)
         if second <= self._oldest:
             return False
-        now = _second(time + self.ttl)
         for producer, last in list(islice(self._marks.items(), _FORGOTTEN_AT_ONCE)):
-            if last.added > now:
-                self._set(producer, last.sequence, now)
-                continue
             self._oldest = last.added
             if second <= self._oldest:
                 return False
@@ -172,11 +187,18 @@ class Producers:
         """Do what a MARKS note says; other kinds, and one that makes no sense, are ignored."""
         if note.kind == MARKS:
             for producer, last in _decode_marks(note.payload):
-                self._set(producer, last.sequence, last.added)
+                if producer:
+                    self._set(producer, last.sequence, last.added)
+                self._newest = max(self._newest, last.added)
 
     def snapshot(self) -> Iterable[tuple[bytes, LastMark]]:
         """Return what there is now, oldest first, to be written once with `marks_notes`."""
         return zip(list(self._marks), list(self._marks.values()), strict=True)
+
+    def noted(self, now: int) -> Iterable[tuple[bytes, LastMark]]:
+        """Return `snapshot` and, without a name, what time it is (ms)."""
+        time = LastMark(0, max(now // 1000, self._newest))
+        return chain(self.snapshot(), ((b"", time),)) if self._marks else ()
 
 
 def _second(time: int) -> int:
@@ -273,7 +295,7 @@ def marks_notes(
 
 
 def _decode_marks(payload: bytes) -> list[tuple[bytes, LastMark]]:
-    """Return the marks of a MARKS note; none if it makes no sense."""
+    """Return the entries of a MARKS note; none if it makes no sense."""
     found = []
     at = 0
     try:
@@ -283,18 +305,18 @@ def _decode_marks(payload: bytes) -> list[tuple[bytes, LastMark]]:
             found.append((payload[at - length : at], LastMark(sequence, added)))
     except StructError:
         return []
-    is_whole = at == len(payload) and all(producer for producer, _ in found)
-    return found if is_whole else []
+    return found if at == len(payload) else []
 
 
 def describe(note: Note) -> str | None:
     """Return what a note says, as text; None if it is not about producers."""
     if note.kind == MARKS:
-        return f"the last marks of {len(_decode_marks(note.payload))} producers"
+        producers = [producer for producer, _ in _decode_marks(note.payload) if producer]
+        return f"the last marks of {len(producers)} producers"
     if note.kind != MARK:
         return None
     noted = noted_mark(note)
     if noted is None:
         return f"a note of kind {note.kind} that makes no sense"
-    producer = noted.mark.producer.decode(errors="replace")
-    return f"the next item is number {noted.mark.sequence} of producer {producer}"
+    name = noted.mark.producer.decode(errors="replace")
+    return f"the next item is number {noted.mark.sequence} of producer {name}"

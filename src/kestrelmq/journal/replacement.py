@@ -44,7 +44,7 @@ from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
-from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.records import (
@@ -250,7 +250,7 @@ class FilesSource:
         live: Callable[[Pause], LiveContents] | None = None,
         joined: ReadTable[bytes] | None = None,
         delayed: ItemsByXid | None = None,
-        marks_since: int = 0,
+        producers: Producers | None = None,
     ) -> None:
         """Describe the source.
 
@@ -264,7 +264,7 @@ class FilesSource:
             joined: the delayed items that joined the queue, by xid.
             delayed: the queue's delayed items by xid, if no server has the queue. Then the files
                 say which of them have joined, and the last file may be torn.
-            marks_since: marks of producers from before that (ms since the epoch) are left out.
+            producers: those of the queue: what they would forget now is left out.
         """
         self.written = 0
         self.items = self.open_reads = 0
@@ -272,7 +272,10 @@ class FilesSource:
         self._joined = ReadTable() if joined is None else joined
         self._delayed = NONE_DELAYED if delayed is None else delayed
         self._may_be_torn = delayed is not None
-        self._marks_since = marks_since
+        self._marks_since = self._marks_at = 0
+        if producers is not None:
+            self._marks_at = producers.now()
+            self._marks_since = self._marks_at - producers.ttl
         self._directory = directory
         self._files = files
         self._dialect: Dialect = dialect
@@ -299,7 +302,7 @@ class FilesSource:
             yield from in_pieces(reserved.records(state.last_xid, pause))
             while state.producers.forget_before(self._marks_since):
                 pause()
-            yield from marks_notes(state.producers.snapshot(), state.last_xid, pause)
+            yield from marks_notes(state.producers.noted(self._marks_at), state.last_xid, pause)
             for items in self._items(state):
                 piece = b"".join([counted(one, state.last_xid) for one in items])
                 self.written += len(items)

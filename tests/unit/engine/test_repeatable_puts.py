@@ -270,6 +270,31 @@ def test_a_producer_is_forgotten(tmp_path: Path) -> None:
     queues.close()
 
 
+@pytest.mark.parametrize("days", [-8, 8, -19_000, 40_000])
+@pytest.mark.parametrize("delay", [0, DAY])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_clock_that_is_wrong_for_a_while(
+    tmp_path: Path, days: int, delay: int, *, restarts: bool
+) -> None:
+    """It forgets nobody early, and keeps nobody for longer."""
+    queues = spool(tmp_path)
+    queues.once(b"before", 1, producer=b"q")
+    queues.clock.step(days * DAY * 1000)
+    queues.once(b"a", 7, delay=delay)
+    if restarts:
+        queues.restart()
+    queues.clock.step(-days * DAY * 1000)
+    for seconds in (1, WEEK - 5):
+        queues.advance(seconds)
+        assert queues.once(b"before", 1, producer=b"q")
+        assert queues.once(b"a", 7, delay=delay)
+        assert sorted(queues.items()) in ([b"before"], [b"a", b"before"])
+    queues.advance(5)
+    queues.collection.tick()
+    assert all(not len(queue.backlog.producers) for queue in queues.queue().with_companion)
+    queues.close()
+
+
 def test_a_shorter_ttl(tmp_path: Path) -> None:
     """It is a setting of the queue."""
     queues = spool(tmp_path, producer_ttl=60)

@@ -12,7 +12,7 @@ from kestrelmq.journal.loading import replay_delayed, replay_whole
 from kestrelmq.journal.names import group_files
 from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
-from kestrelmq.journal.producers import LastMark, marks_notes
+from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
@@ -39,6 +39,7 @@ from kestrelmq.journal.replacement import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note, retired_note
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock
@@ -150,7 +151,11 @@ def test_marks_of_producers_that_are_forgotten_are_left_out(tmp_path: Path) -> N
     marks = [(b"p%d" % number, LastMark(8, 1_700_000_000 + number)) for number in range(1200)]
     (tmp_path / "jobs.1").write_bytes(b"".join(marks_notes(marks, 3)) + journal(*added(1)))
     since = 1_700_001_150_000
-    source = FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", marks_since=since)
+    producers = Producers()
+    producers.ttl = 60_000
+    producers.set(PutMark(b"new", 1), since // 1000 + 59)
+    producers.start_clock(FakeClock())
+    source = FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", producers=producers)
     pauses: list[None] = []
     pieces = b"".join(source.pieces(lambda: pauses.append(None)))
     assert len(pauses) > 2
@@ -158,6 +163,9 @@ def test_marks_of_producers_that_are_forgotten_are_left_out(tmp_path: Path) -> N
     state = Replay()
     replay_whole(DiskDirectory(tmp_path), state, ["jobs.1"], no_pause)
     assert list(state.producers.snapshot()) == marks[1150:]
+    state.producers.ttl = 60_000
+    state.producers.start_clock(FakeClock())
+    assert state.producers.now() == producers.now() + 1000
 
 
 def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from kestrelmq.journal.records import item, item_data, record_xid, save_xid
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.scanning import scan
 from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE, PutMark, check_mark
+from tests.support.fake_clock import FakeClock
 
 NOW = 1_700_000_001
 RECORD = item(NOW * 1000, 0, b"a")
@@ -241,15 +242,38 @@ def test_a_snapshot_stays_as_it_is() -> None:
     assert (len(producers), producers.note_bytes, names(producers)) == (0, 0, [])
 
 
-def test_a_clock_that_was_ahead() -> None:
-    """It keeps neither the producers of that time for ever, nor those that came after them."""
+def test_the_time_goes_on_where_the_notes_end() -> None:
+    """A file written anew says what time it was; each start counts as at most one second more."""
+    clock = FakeClock()
     producers = Producers()
-    producers.ttl = 60_000
-    producers.set(PutMark(b"ahead", 1), NOW + 10**7)
-    producers.set(PutMark(b"after", 1), NOW)
-    producers.forget_old((NOW + 61) * 1000)
-    assert names(producers) == [b"ahead"]
-    producers.forget_old((NOW + 121) * 1000)
-    assert len(producers) == 1
-    producers.forget_old((NOW + 122) * 1000)
-    assert len(producers) == 0
+    for expected in (1000, 62_000, 123_000):
+        producers.ttl = 60_000
+        producers.start_clock(clock)
+        assert producers.now() == expected
+        producers.set(PutMark(b"p", expected), producers.now() // 1000)
+        clock.advance(60)
+        assert producers.now() == expected + 60_000
+        notes = b"".join(marks_notes(producers.noted(producers.now()), 0))
+        producers = replayed(notes).producers
+        assert list(producers.snapshot()) == [(b"p", LastMark(expected, expected // 1000))]
+        clock = FakeClock(clock.now() - 8 * 86_400_000)
+    assert list(Producers().noted(5000)) == []
+
+
+def test_the_last_second_that_a_note_can_have() -> None:
+    """Whatever a journal says, items can be added."""
+    producers = Producers()
+    producers.set(PutMark(b"p", 1), 2**32 - 1)
+    producers.start_clock(FakeClock())
+    assert marked(RECORD, PutMark(b"p", 2), producers.now() // 1000, 0)
+
+
+def test_processes_that_are_short() -> None:
+    """Each has a producer of its own; though no time passes, they do not become too many."""
+    producers = Producers()
+    producers.ttl = 7 * 86_400_000
+    for number in range(30_000):
+        producers.start_clock(FakeClock())
+        producers.set(PutMark(b"%d" % number, 1), producers.now() // 1000)
+        producers.forget_old(producers.now())
+    assert 5000 < len(producers) < 15_000
