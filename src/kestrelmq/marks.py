@@ -65,12 +65,12 @@ def check_mark(mark: PutMark, count: int = 1) -> None:
         raise ValueError(f"a sequence number is from 0 to {MAX_SEQUENCE}")
 
 
-def put_mark(producer: object, sequence: object, count: int = 1) -> PutMark | None:
+def put_mark(producer: object, sequence: object) -> PutMark | None:
     """Return the mark of an item that is number `sequence` of `producer`; None if both are None.
 
     Raises:
         ValueError: only one of the two is given, they are no text and no whole number, or no
-            producer can number `count` items from that mark on.
+            producer can have that mark.
     """
     if producer is None and sequence is None:
         return None
@@ -81,5 +81,5 @@ def put_mark(producer: object, sequence: object, count: int = 1) -> PutMark | No
     if not isinstance(sequence, int):
         raise ValueError("a sequence number is a whole number")  # noqa: TRY004 # likewise
     mark = PutMark(producer.encode(errors="surrogatepass"), sequence)
-    check_mark(mark, count)
+    check_mark(mark)
     return mark

@@ -143,18 +143,8 @@ def thrift(chance: random.Random) -> bytes:
     ids = struct.pack(">bhbi3q", 14, 2, 10, 3, 1, 2, 3)
     numbers = (chance.randrange(9), chance.choice((0, 5, 100_000)), chance.choice((0, 50)))
     get = b"".join(struct.pack(">bhi", 8, field, value) for field, value in enumerate(numbers, 2))
-    page = struct.pack(">bhqbhi", 10, 2, chance.randrange(5), 8, 3, chance.choice((0, 9, -1)))
-    target = struct.pack(">bhi", 11, 2, 5) + b"other"
     method, fields = chance.choice(
         (
-            (b"browse", name + page),
-            (b"move", name + target),
-            (b"copy", name + target),
-            (b"redrive", name),
-            (b"pause_queue", name + struct.pack(">bhi", 8, 2, chance.randrange(5))),
-            (b"resume_queue", name),
-            (b"declare_queue", name + struct.pack(">bhi", 8, 3, chance.randrange(4))),
-            (b"get_clients", struct.pack(">bhi", 8, 1, chance.randrange(-1, 3))),
             (b"put", name + struct.pack(">bhbi", 15, 2, 11, len(listed)) + items),
             (b"get", name + get),
             (b"confirm", name + ids),

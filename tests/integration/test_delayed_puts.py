@@ -4,17 +4,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import thriftpy2
-from thriftpy2 import protocol as thriftpy2_protocol
-from thriftpy2 import transport as thriftpy2_transport
 
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.library import AsyncPersistentQueue, PersistentQueue, QueueCollection
-from kestrelmq.protocol import thrift
 from tests.admin.conftest import Admin
 from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
@@ -23,11 +18,6 @@ from tests.support.wire import Wire, stats
 
 pytestmark = pytest.mark.compiled
 
-PROTOCOLS: Any = thriftpy2_protocol
-TRANSPORTS: Any = thriftpy2_transport
-IDL: Any = thriftpy2.load(
-    str(Path(thrift.__file__).with_name("kestrel.thrift")), module_name="delayed_kestrel_thrift"
-)
 HOUR = 3600
 DELAY = 0.2
 """Seconds; an item that is delayed by it is soon there, but not at once."""
@@ -84,19 +74,6 @@ def test_the_text_protocol(server: ServerProcess) -> None:
         wire.ask(b"put text/delay=x:\nflush\n\n", b"-delay= takes milliseconds\n")
         for item in (b"a", b"b"):
             wire.ask(b"get text %d\n" % (PATIENCE * 1000), b":%b\n" % item)
-
-
-def test_the_thrift_protocol(server: ServerProcess) -> None:
-    """An optional field of `put`."""
-    transport = TRANSPORTS.TFramedTransport(
-        TRANSPORTS.TSocket("127.0.0.1", server.ports["thrift"], socket_timeout=PATIENCE * 1000)
-    )
-    transport.open()
-    client = thriftpy2.thrift.TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(transport))
-    assert client.put_delayed("thrift", [b"a", b"b"], 200, 0) == 2
-    assert client.get("thrift", 2, 0, 0) == []
-    assert client.get("thrift", 1, PATIENCE * 1000, 0)[0].data == b"a"
-    transport.close()
 
 
 async def test_both_clients(server: ServerProcess) -> None:

@@ -4,18 +4,13 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import thriftpy2
-from thriftpy2 import protocol as thriftpy2_protocol
-from thriftpy2 import transport as thriftpy2_transport
 
 from kestrelmq.client import AsyncClient, Client, ClientOptions
 from kestrelmq.config import QueueConfig
 from kestrelmq.errors import ClientError, InvalidRequest
 from kestrelmq.library import AsyncPersistentQueue, PersistentQueue, QueueCollection
-from kestrelmq.protocol import thrift
 from tests.admin.conftest import Admin
 from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
@@ -24,11 +19,6 @@ from tests.support.wire import Wire, put, stats
 
 pytestmark = pytest.mark.compiled
 
-PROTOCOLS: Any = thriftpy2_protocol
-TRANSPORTS: Any = thriftpy2_transport
-IDL: Any = thriftpy2.load(
-    str(Path(thrift.__file__).with_name("kestrel.thrift")), module_name="repeated_kestrel_thrift"
-)
 CONFIG = """
 [queues.short]
 max_items = 2
@@ -117,24 +107,6 @@ def test_the_text_protocol(server: ServerProcess) -> None:
         for item in (b"a", b"b", b"c", b"d"):
             wire.ask(b"get text %d\n" % (PATIENCE * 1000), b":%b\n" % item)
         wire.ask(b"get text\n", b"*\n")
-
-
-def test_the_thrift_protocol(server: ServerProcess) -> None:
-    """A method of its own, for many items."""
-    transport = TRANSPORTS.TFramedTransport(
-        TRANSPORTS.TSocket("127.0.0.1", server.ports["thrift"], socket_timeout=PATIENCE * 1000)
-    )
-    transport.open()
-    client = thriftpy2.thrift.TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(transport))
-    assert client.put_once("thrift", [b"a", b"b"], "p", 1, 0, 0) == 2
-    assert client.put_once("thrift", [b"b", b"c"], "p", 2, 0, 0) == 2
-    assert client.put_once("thrift", [b"late"], "p", 9, 0, 3_600_000) == 1
-    assert client.put_once("thrift", [b"late"], "p", 9, 0, 0) == 1
-    assert client.put_once("small", [b"1", b"2", b"3"], "p", 1, 0, 0) == 2
-    assert [item.data for item in client.get("thrift", 9, 0, 0)] == [b"a", b"b", b"c"]
-    with pytest.raises(Exception, match="a producer's name"):
-        client.put_once("thrift", [b"x"], "a b", 1, 0, 0)
-    transport.close()
 
 
 def numbers_of(client: Client, queue: str) -> tuple[int, int]:

@@ -134,23 +134,6 @@ def test_every_call(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_reads_are_reserved(connect: Connect, protocol: Any) -> None:
-    """The methods of kestrelmq's own file, with numbers of all sizes and flags."""
-    client, queue = connect("shipped", protocol), f"reserved_{protocol.__name__}"
-    client.put(queue, [b"1", b"\xff"], 0)
-    (first,) = client.reserve([queue], 1, 2**40, 0, "", "worker", 5000).items
-    assert (first.queue_name, first.data, first.deliveries) == (queue, b"1", 1)
-    assert client.extend(queue, 2**40, [first.read_id], "") == 1
-    assert client.extend_owner("worker", 2**40) == 1
-    assert client.release(queue, [first.read_id], "", "", 0, False, False) == 1
-    found = client.reserve([queue], 9, 60_000, 0, "sink:1:0", "", 5000)
-    assert ([one.data for one in found.items], found.is_done) == ([b"1", b"\xff"], False)
-    assert client.finish(queue, [], "sink:1:0") == 2
-    assert client.reserve([queue], 9, 60_000, 0, "sink:1:0", "", 5000).is_done
-    assert client.retire(queue, "sink", 2**40) == 1
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_method_that_we_do_not_have_is_an_exception(connect: Connect, protocol: Any) -> None:
     """The connection lives on."""
     client = connect("written anew", protocol)

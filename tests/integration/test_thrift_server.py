@@ -4,7 +4,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -124,62 +123,6 @@ def test_every_call(connect: Connect, queue: str, kind: str) -> None:
     client.set_status(IDL.Status.READ_ONLY)
     assert client.current_status() == IDL.Status.READ_ONLY
     client.set_status(IDL.Status.UP)
-
-
-@pytest.mark.parametrize("kind", ["binary", "old", "compact"])
-def test_reads_are_reserved(connect: Connect, queue: str, kind: str) -> None:
-    """For a lease, an owner or a tag; any connection ends them."""
-    client, other = connect(kind), connect(kind)
-    client.put(queue, [b"1", b"\xff", b"3", b"4"])
-    found = client.reserve([f"{queue}_none", queue], 2, 60_000)
-    assert not found.is_done
-    assert [(one.queue_name, one.data, one.deliveries) for one in found.items] == [
-        (queue, b"1", 1),
-        (queue, b"\xff", 1),
-    ]
-    assert all(one.add_time > 0 == one.expiry for one in found.items)
-    reads = [one.read_id for one in found.items]
-    assert other.extend(queue, 60_000, reads) == 2
-    assert other.finish(queue, reads[:1]) == 1
-    assert other.release(queue, reads, uncounted=True) == 1
-    (again,) = client.reserve([queue], 1, 60_000, owner=queue).items
-    assert (again.data, again.deliveries) == (b"\xff", 1)
-    assert other.extend_owner(queue, 60_000) == 1
-    assert other.release(queue, [], owner=queue, delay_msec=0) == 1
-    tagged = client.reserve([queue], 3, 60_000, tag="sink:7:0").items
-    assert data(tagged) == [b"\xff", b"3", b"4"]
-    assert other.reserve([queue], 3, 60_000, tag="sink:7:0").items == tagged
-    assert [other.finish(queue, [], tag="sink:7:0") for _ in range(2)] == [3, 3]
-    assert client.reserve([queue], 3, 60_000, tag="sink:7:0").is_done
-    assert client.retire(queue, "sink", 7) == 1
-    refused: tuple[Callable[[], object], ...] = (
-        lambda: client.reserve([queue], 3, 60_000, tag="sink:7:1"),
-        lambda: client.reserve([queue], 0, 60_000),
-        lambda: client.reserve([], 1, 60_000),
-        lambda: client.reserve(["a/b"], 1, 60_000),
-        lambda: client.finish(queue, ["7"]),
-        lambda: client.finish(queue, []),
-        lambda: client.release(queue, reads, dead=True),
-    )
-    for wrong in refused:
-        with pytest.raises(TApplicationException):
-            wrong()
-    assert client.reserve([queue], 1, 60_000).items == []
-
-
-def test_a_reserve_waits_and_an_owner_that_goes_gives_back(connect: Connect, queue: str) -> None:
-    """An item ends the wait; its lease ends soon after the owner's last connection did."""
-    waiting, client = connect(), connect()
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(
-            waiting.reserve, [queue], 5, 60_000, PATIENCE * 1000, owner=queue, grace_msec=100
-        )
-        until(lambda: bool(client.peek(queue).waiters))
-        client.put(queue, [b"1"])
-        assert data(found.result(PATIENCE).items) == [b"1"]
-    assert client.peek(queue).open_transactions == 1
-    waiting.close()
-    until(lambda: data(client.get(queue, 1, 100)) == [b"1"])
 
 
 def test_open_reads_outlive_their_connection(connect: Connect, queue: str) -> None:
@@ -450,29 +393,4 @@ def test_a_failed_write_is_an_exception_and_nothing_is_half_done(tmp_path: Path)
             assert client.peek("q").items == 1
         assert client.put("q", [b"2"]) == 1
         assert data(client.get("q", 9)) == [b"1", b"2"]
-        client.close()
-
-
-def test_a_repeated_reserve_fails_without_the_one_behind_it(tmp_path: Path) -> None:
-    """Both come in one write; what the second one answers stays reserved."""
-    tag = "a:1:1"
-    buffer = TRANSPORTS.TMemoryBuffer()
-    recorded = TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(TRANSPORTS.TFramedTransport(buffer)))
-    # With another owner, the tag's terms must be written.
-    recorded._send("reserve", queue_names=["q"], max_items=1, lease_msec=9**9, tag=tag, owner="o")
-    recorded._send("reserve", queue_names=["other"], max_items=1, lease_msec=9**9)
-    with running_server(tmp_path) as server:
-        raw = socket.create_connection(("127.0.0.1", server.ports["thrift"]), PATIENCE)
-        transport = TRANSPORTS.TFramedTransport(TRANSPORTS.TSocket(sock=raw))
-        client = TClient(IDL.Kestrel, PROTOCOLS.TBinaryProtocol(transport))
-        client.put("q", [bytes(1000)])
-        client.put("other", [b"1"])
-        client.reserve(["q"], 1, 9**9, tag=tag)
-        with largest_file(1000, server.process.pid):
-            raw.sendall(buffer.getvalue())
-            with pytest.raises(TApplicationException, match="File too large"):
-                client._recv("reserve")
-            (item,) = client._recv("reserve").items
-        assert client.get_version() == VERSION
-        assert client.finish("other", [item.read_id]) == 1
         client.close()

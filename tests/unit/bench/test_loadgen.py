@@ -10,7 +10,7 @@ from bench.load.wires import WIRES
 from bench.load.workload import Batch, Operation, Protocol, Workload, item_of
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.thrift import ThriftParser
-from kestrelmq.protocol.thrift_messages import Answer, Get, Item, Put, Request
+from kestrelmq.protocol.thrift_service import Answer, Get, Item, Put, Request
 
 SIZE = 10
 DEPTH = 3

@@ -16,51 +16,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thriftpy2 import protocol as thriftpy2_protocol
 from thriftpy2 import transport as thriftpy2_transport
-from thriftpy2.thrift import TApplicationException, TClient, TMessageType
+from thriftpy2.thrift import TApplicationException, TClient, TMessageType, TType
 
-from kestrelmq.marks import PutMark
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.managing import (
-    Browse,
-    Declare,
-    Delete,
-    Flush,
-    FlushAll,
-    GetStatus,
-    KillClient,
-    ListClients,
-    Move,
-    Pause,
-    SetStatus,
-    Version,
+from kestrelmq.protocol.managing import Delete, Flush, FlushAll, GetStatus, SetStatus, Version
+from kestrelmq.protocol.thrift import (
+    Dialect,
+    MessageHeader,
+    ThriftParser,
+    decode,
+    decode_reply,
+    encode,
+    encode_call,
+    encode_item,
+    encode_refusal,
 )
-from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
-from kestrelmq.protocol.thrift import ThriftParser, decode, encode, encode_refusal
-from kestrelmq.protocol.thrift_messages import (
+from kestrelmq.protocol.thrift_service import (
+    METHODS,
     Abort,
     Answer,
-    BrowsedItem,
-    BrowsedItems,
-    ClientEntry,
-    ClientList,
     Confirm,
-    Dialect,
     Get,
     Item,
-    MessageHeader,
-    MovedItems,
     Peek,
     Put,
     QueueInfo,
     RefusalReason,
     RefusedRequest,
     Request,
-    ReservedItem,
-    ReservedItems,
     ThriftStatus,
 )
-from kestrelmq.protocol.thrift_shape import MAX_VALUES
+from kestrelmq.protocol.thrift_wire import MAX_VALUES, REQUIRED, Field, Kind
 
 IDL: Any = thriftpy2.load(
     str(Path(thrift.__file__).with_name("kestrel.thrift")), module_name="client_kestrel_thrift"
@@ -70,39 +57,12 @@ PROTOCOLS: Any = thriftpy2_protocol
 TRANSPORTS: Any = thriftpy2_transport
 DIALECTS = list(Dialect)
 
-READ = "-7-00000000000000ab"
-
 CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("put", {"queue_name": "q", "items": [b"a", b"\xff\x00"]}, Put("q", (b"a", b"\xff\x00"), 0), 2),
     (
         "put",
         {"queue_name": "caf\u00e9", "items": [], "expiration_msec": -5},
         Put("caf\u00e9", (), -5),
-        0,
-    ),
-    (
-        "put_delayed",
-        {"queue_name": "q", "items": [b"a"], "delay_msec": 2**40},
-        Put("q", (b"a",), 0, 2**40),
-        1,
-    ),
-    (
-        "put_once",
-        {"queue_name": "q", "items": [b"a"], "producer": "caf\u00e9", "first_sequence": 2**40},
-        Put("q", (b"a",), 0, 0, PutMark("caf\u00e9".encode(), 2**40)),
-        1,
-    ),
-    (
-        "put_once",
-        {
-            "queue_name": "q",
-            "items": [],
-            "producer": "p",
-            "first_sequence": 0,
-            "expiration_msec": 5,
-            "delay_msec": 2**40,
-        },
-        Put("q", (), 5, 2**40, PutMark(b"p", 0)),
         0,
     ),
     ("get", {"queue_name": "q", "max_items": 3}, Get("q", 3, 0, 0), [Item(b"a", 0)]),
@@ -115,101 +75,6 @@ CALLS: list[tuple[str, dict[str, Any], Request, Answer]] = [
     ("get", {"queue_name": "q", "max_items": 1}, Get("q", 1, 0, 0), []),
     ("confirm", {"queue_name": "q", "ids": {1, 2**62}}, Confirm("q", (1, 2**62)), 1),
     ("abort", {"queue_name": "q", "ids": set()}, Abort("q", ()), 0),
-    (
-        "reserve",
-        {"queue_names": ["q"], "max_items": 2, "lease_msec": 2**40},
-        Reserve(("q",), 2, 2**40),
-        ReservedItems((ReservedItem("q", READ, 3, 2**40, 0, b"\xff"),) * 20),
-    ),
-    (
-        "reserve",
-        {
-            "queue_names": ["b", "a", "b"],
-            "max_items": 1000,
-            "lease_msec": 1,
-            "timeout_msec": 2**33,
-            "tag": "sink:7:0",
-            "owner": "caf\u00e9",
-            "grace_msec": 0,
-        },
-        Reserve(("b", "a", "b"), 1000, 1, 2**33, "sink:7:0", "caf\u00e9", 0),
-        ReservedItems((), is_done=True),
-    ),
-    ("finish", {"queue_name": "q", "read_ids": [READ, READ]}, Finish("q", ((171, (-7, -7)),)), 1),
-    ("finish", {"queue_name": "q", "read_ids": [], "tag": "a:1:b"}, Finish("q", (), "a:1:b"), 9),
-    ("release", {"queue_name": "q", "read_ids": [READ]}, Release("q", ((171, (-7,)),)), 1),
-    (
-        "release",
-        {"queue_name": "q", "read_ids": [], "owner": "w", "delay_msec": 0, "uncounted": True},
-        Release("q", (), owner="w", delay=0, uncounted=True),
-        1,
-    ),
-    (
-        "release",
-        {"queue_name": "q", "read_ids": [], "tag": "a:1:b", "dead": True},
-        Release("q", (), "a:1:b", dead=True),
-        1,
-    ),
-    (
-        "extend",
-        {"queue_name": "q", "lease_msec": 5, "read_ids": [READ]},
-        Extend("q", 5, ((171, (-7,)),)),
-        1,
-    ),
-    ("extend_owner", {"owner": "w", "lease_msec": 2**40}, ExtendOwner("w", 2**40), 0),
-    ("retire", {"queue_name": "q", "name": "sink", "epoch": 2**62}, Retire("q", "sink", 2**62), 1),
-    (
-        "browse",
-        {"queue_name": "q", "offset": 2**40, "max_items": 5},
-        Browse("q", 2**40, 5),
-        BrowsedItems((BrowsedItem(7, 2**40, 0, b"\xff"),) * 20, 2**33, 2**32),
-    ),
-    (
-        "browse",
-        {"queue_name": "q", "offset": 0, "max_items": 0, "search": b"\xff", "is_pattern": True},
-        Browse("q", 0, 0, b"\xff", is_pattern=True),
-        BrowsedItems((), 0, None),
-    ),
-    ("move", {"queue_name": "q", "target": "r"}, Move("q", "r", None), MovedItems(2**40, None)),
-    (
-        "copy",
-        {"queue_name": "q", "target": "r", "max_items": 0},
-        Move("q", "r", 0, copies=True),
-        MovedItems(0, "r is full"),
-    ),
-    ("redrive", {"queue_name": "q"}, Move("q", None, None), MovedItems(1, None)),
-    ("redrive", {"queue_name": "q", "target": "r"}, Move("q", "r", None), MovedItems(1, None)),
-    ("pause_queue", {"queue_name": "q", "operations": 2}, Pause("q", "writes", resume=False), None),
-    ("resume_queue", {"queue_name": "q"}, Pause("q", "all", resume=True), None),
-    (
-        "resume_queue",
-        {"queue_name": "q", "operations": 1},
-        Pause("q", "reads", resume=True),
-        None,
-    ),
-    ("declare_queue", {"queue_name": "q"}, Declare("q"), None),
-    (
-        "declare_queue",
-        {
-            "queue_name": "q",
-            "fanout_only": True,
-            "journal": 2,
-            "expires_msec": 0,
-            "max_age_msec": 2**40,
-            "max_items": 3,
-        },
-        Declare("q", fanout_only=True, journal=False, expires=0, max_age=2**40, max_items=3),
-        None,
-    ),
-    ("declare_queue", {"queue_name": "q", "journal": 1}, Declare("q", journal=True), None),
-    (
-        "get_clients",
-        {},
-        ListClients(),
-        ClientList((ClientEntry(7, "a:1", "text", 2**41, 9, "idle", "q", {"q": 2, "r": 1}),)),
-    ),
-    ("get_clients", {"offset": 9}, ListClients(9), ClientList(())),
-    ("kill_client", {"id": 2**40}, KillClient(2**40), None),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(b"\xff", 1, 2**40, 3, 4, 5, 6)),
     ("peek", {"queue_name": "q"}, Peek("q"), QueueInfo(None, 0, 0, 0, 0, 0, 0)),
     ("flush_queue", {"queue_name": "q"}, Flush("q"), None),
@@ -271,29 +136,16 @@ def received(dialect: Dialect, frame: bytes) -> tuple[str, int, int, Any]:
 def plain(value: Any) -> Any:
     """Return an answer as plain values, from ours and thriftpy2's alike."""
     match value:
-        case list() | tuple():
+        case Item() | QueueInfo():
+            return value._asdict()
+        case list():
             return [plain(part) for part in value]
-        case dict():
-            return value
         case ThriftStatus():
             return value.value
-        case Item() | QueueInfo():
-            return {name: getattr(value, name) for name in value.__slots__}
-        case BrowsedItem():
-            return {name: getattr(value, name) for name in value.__slots__}
-        case BrowsedItems() | MovedItems():
-            return {name: plain(getattr(value, name)) for name in value.__slots__}
-        case ClientList():
-            return [plain(one) for one in value.clients]
-        case ReservedItem() | ClientEntry():
-            names = {name: getattr(value, name) for name in value.__slots__}
-            return {"queue_name": names.pop("queue"), **names}
-        case ReservedItems():
-            return {"items": [plain(item) for item in value.items], "is_done": value.is_done}
         case int() | str() | bytes() | None:
             return value
         case _:
-            return {name: plain(part) for name, part in vars(value).items()}
+            return dict(vars(value))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -313,15 +165,75 @@ def test_every_call_is_understood_and_answered_in_its_dialect(
     assert plain(getattr(result, "success", None)) == plain(answer)
 
 
+def fields_of(fields: tuple[Field, ...]) -> list[tuple[Any, ...]]:
+    """Return fields of our table: number, name, type and default."""
+    return [
+        (one.number, one.name, type_of(one.kind), None if one.default is REQUIRED else one.default)
+        for one in fields
+    ]
+
+
+def type_of(kind: Kind) -> Any:
+    """Return a type of our table as plain values."""
+    if kind.element is not None:
+        return kind.wire, type_of(kind.element)
+    if kind.wire == TType.STRUCT:
+        return kind.wire, fields_of(kind.fields)
+    return TType.BINARY if kind.wire == TType.STRING and not kind.is_text else kind.wire
+
+
+def idl_fields_of(structure: Any) -> list[tuple[Any, ...]]:
+    """Return what `fields_of` does, for a struct that thriftpy2 has read."""
+    defaults = dict(structure.default_spec)
+    return [
+        (number, name, idl_type_of(ttype, *detail[:-1]), defaults.get(name))
+        for number, (ttype, name, *detail) in structure.thrift_spec.items()
+    ]
+
+
+def idl_type_of(ttype: int, detail: Any = None) -> Any:
+    """Return what `type_of` does, for a type that thriftpy2 has read."""
+    if ttype == TType.STRUCT:
+        return ttype, idl_fields_of(detail)
+    if ttype in (TType.LIST, TType.SET):
+        return ttype, idl_type_of(*(detail if isinstance(detail, tuple) else (detail,)))
+    return ttype
+
+
+def test_the_table_is_the_service_that_the_file_describes() -> None:
+    """Clients are generated from the file, and served from the table."""
+    assert list(METHODS) == IDL.Kestrel.thrift_services
+    for name, method in METHODS.items():
+        arguments, result = (getattr(IDL.Kestrel, f"{name}_{of}") for of in ("args", "result"))
+        assert fields_of(method.arguments) == idl_fields_of(arguments)
+        assert fields_of(method.result) == idl_fields_of(result)
+    assert {one.name: one.value for one in ThriftStatus} == IDL.Status._NAMES_TO_VALUES
+
+
+@pytest.mark.parametrize(("method", "arguments", "_request", "answer"), CALLS)
+def test_a_call_of_ours(
+    method: str, arguments: dict[str, Any], _request: Request, answer: Answer
+) -> None:
+    """It is written as thriftpy2 writes it, and the reply is read."""
+    fields = METHODS[method].arguments
+    called = encode_call(method, *[arguments.get(one.name, one.default) for one in fields])
+    assert called == framed(message(Dialect.BINARY, method, arguments, seqid=0))
+    header, _ = decode(called[4:])
+    reply = decode_reply(b"".join(encode(header, answer))[4:])
+    assert reply == (tuple(answer) if isinstance(answer, list) else answer)
+
+
+def test_a_call_of_ours_that_is_refused() -> None:
+    """The reason is what is returned."""
+    header, _ = decode(encode_call("get_version")[4:])
+    refused = RefusedRequest(RefusalReason.INTERNAL_ERROR, "no, caf\u00e9")
+    assert decode_reply(encode_refusal(header, refused)[4:]) == refused
+
+
 LARGE = memoryview(b"0123456789" * 20)
 ANSWERS: dict[str, Callable[[bytes | memoryview], Answer]] = {
     "peek": lambda data: QueueInfo(data, 1, 2, 3, 4, 5, 6),
-    "reserve": lambda data: ReservedItems(
-        tuple(ReservedItem("q", "1-0", 1, 2, 3, one) for one in (data, b"", data[:9]))
-    ),
-    "browse": lambda data: BrowsedItems(
-        (BrowsedItem(0, 1, 2, b"a"), BrowsedItem(1, 2, 3, data)), 9, 7
-    ),
+    "get": lambda data: [Item(b"a", 0), Item(data, 7), Item(data[:9], 8), Item(b"", 2**40)],
 }
 
 
@@ -333,6 +245,17 @@ def test_large_data_is_a_part_of_its_own(dialect: Dialect, method: str) -> None:
     parts = encode(header, ANSWERS[method](LARGE))
     assert any(part is LARGE for part in parts)
     assert b"".join(parts) == b"".join(encode(header, ANSWERS[method](bytes(LARGE))))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("count", [0, 1, 14, 15, 300])
+def test_items_may_be_encoded_before_their_answer(dialect: Dialect, count: int) -> None:
+    """The frame is the same."""
+    header = MessageHeader(dialect, "get", 77)
+    items = [Item(b"%d" % number, number) for number in range(count)] + [Item(LARGE, 5)]
+    parts = encode(header, [encode_item(header, item) for item in items])
+    assert any(part is LARGE for part in parts)
+    assert b"".join(parts) == b"".join(encode(header, items))
 
 
 FRAMES = [framed(message(dialect, *call[:2])) for dialect in DIALECTS for call in CALLS]
@@ -425,28 +348,11 @@ def test_a_message_that_is_no_request_is_refused(dialect: Dialect, message_type:
         ("confirm", {"queue_name": "q"}, "ids is missing"),
         ("set_status", {}, "status is missing"),
         ("set_status", {"status": 9}, "unknown status 9"),
-        ("browse", {"queue_name": "q", "offset": -1, "max_items": 1}, "browse takes whole numbers"),
-        (
-            "browse",
-            {"queue_name": "q", "offset": 0, "max_items": 1, "search": b"x" * 1001},
-            "what to search for has at most 1000 bytes",
-        ),
-        ("move", {"queue_name": "q", "target": "r", "max_items": -2}, "max_items is below 0"),
-        ("pause_queue", {"queue_name": "q"}, "operations is missing"),
-        ("pause_queue", {"queue_name": "q", "operations": 4}, "unknown operations 4"),
-        ("declare_queue", {"queue_name": "q", "journal": 3}, "unknown journal 3"),
-        ("declare_queue", {"queue_name": "q", "max_age_msec": -2}, "max_age_msec is below 0"),
-        ("get_clients", {"offset": -1}, "an offset is not below 0"),
         ("peek", {"queue_name": b"\xff"}, "a string that is not UTF-8"),
         (
             "get",
             {"queue_name": "q", "max_items": 1, "auto_abort_msec": -1},
             "auto_abort_msec is below 0",
-        ),
-        (
-            "put_once",
-            {"queue_name": "q", "items": [b"a"] * 2, "producer": "p", "first_sequence": 10**18 - 1},
-            "a sequence number is from 0 to 999999999999999999",
         ),
         ("put", {"queue_name": "q", "items": [b""] * MAX_VALUES}, "more than 100000 values"),
     ],

@@ -28,8 +28,7 @@ from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.memcache_reads import MemcacheGet, MemcacheMonitor
 from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
 from kestrelmq.server.sessions.text import TextRead, TextSession
-from kestrelmq.server.sessions.thrift import ThriftSession
-from kestrelmq.server.sessions.thrift_reads import ThriftGet
+from kestrelmq.server.sessions.thrift import ThriftGet, ThriftSession
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.patience import PATIENCE, until

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from kestrelmq.clock import Pause
 from kestrelmq.protocol import thrift
 from tests.support.held_worker import HeldWorker
 from tests.support.turning import Turning
@@ -93,7 +94,7 @@ def test_a_bug_while_a_large_frame_is_decoded(
     """The connection is closed; others are served."""
     turning = turnings[tmp_path]
 
-    def broken(_frame: bytes) -> None:
+    def broken(_frame: bytes, _pause: Pause) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(thrift, "decode", broken)

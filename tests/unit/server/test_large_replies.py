@@ -73,10 +73,6 @@ REQUESTS = {
         thrift_call(b"peek", NAME),
         struct.pack(">bhibhib", 8, 6, 0, 8, 7, 0, 0) + b"\0",
     ),
-    "thrift browse": (
-        thrift_call(b"browse", NAME + struct.pack(">bhqbhi", 10, 2, 0, 8, 3, 1)),
-        struct.pack(">bbhqbb", 0, 10, 2, 1, 0, 0),
-    ),
 }
 
 

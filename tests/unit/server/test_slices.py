@@ -44,8 +44,8 @@ SLOW: Final = {
     "memcache, client kill": b"client kill 999\r\n",
     "text, client kill": b"client kill 999\n",
     "text, reserve": b"reserve a,b,c 1 lease=9999\n",
-    "thrift, kill_client": thrift_call(b"kill_client", b"\x0a\0\x01\0\0\0\0\0\0\x03\xe7"),
-    "thrift, get_clients": thrift_call(b"get_clients", b""),
+    "thrift, set_status": thrift_call(b"set_status", b"\x08\0\x01\0\0\0\x03"),
+    "thrift, delete_queue": thrift_call(b"delete_queue", b"\x0b\0\x01\0\0\0\x01q"),
 }
 
 

@@ -5,81 +5,55 @@ when the input is not valid thrift. Open reads belong to the server, not to a co
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Coroutine, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from kestrelmq.clock import Pause
 from kestrelmq.engine.durability import Committable
-from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.searching import Page
+from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.records import item_deliveries, item_times
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.managing import (
-    GetStatus,
-    KillClient,
-    ListClients,
-    ManagingRequest,
-    SetStatus,
-    Version,
-)
-from kestrelmq.protocol.reserving import (
-    Extend,
-    ExtendOwner,
-    Finish,
-    Release,
-    Reserve,
-    Retire,
-    read_text,
-)
-from kestrelmq.protocol.thrift import ThriftParser
-from kestrelmq.protocol.thrift_messages import (
+from kestrelmq.protocol.managing import Delete, Flush, FlushAll, GetStatus, SetStatus, Version
+from kestrelmq.protocol.thrift import EncodedItem, MessageHeader, ThriftParser
+from kestrelmq.protocol.thrift_service import (
     Abort,
     Answer,
-    BrowsedItem,
-    BrowsedItems,
-    ClientEntry,
-    ClientList,
     Confirm,
     Get,
-    MessageHeader,
-    MovedItems,
+    Item,
     Peek,
     Put,
     QueueInfo,
     RefusalReason,
     RefusedRequest,
     Request,
-    ReservedItem,
-    ReservedItems,
     ThriftStatus,
 )
-from kestrelmq.server.clients import connected_clients, kill_client
-from kestrelmq.server.connection import Connection, PendingRequest, Session
+from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.replies import Part, Queues, data_of
+from kestrelmq.server.replies import Queues, data_of
 from kestrelmq.server.requests import changes
-from kestrelmq.server.requests.managing import ManageAnswer, check_action, manage
+from kestrelmq.server.requests.managing import check_action, manage
 from kestrelmq.server.requests.put import PendingPut
-from kestrelmq.server.requests.reads import MOST_READS_COUNTED
-from kestrelmq.server.requests.reserving import (
-    ConnectionOwners,
-    Reserved,
-    ReserveHandler,
-    serve_reserved,
-)
-from kestrelmq.server.sessions.thrift_reads import ThriftGet, ThriftOpenReads
+from kestrelmq.server.requests.reads import MOST_READS_COUNTED, PendingRead, ReadHandler
+from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.status import Status
 from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)
 
+MAX_ITEMS: Final = 10_000
+"""The most items in one answer, to keep turns short."""
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""An answer with so many bytes of data, or more, gets no further items."""
+_AT_ONCE: Final = 1000
+"""The most items that are removed in one turn; a read of more items opens them first."""
+_CHECK_EVERY: Final = 32
+"""Items that are encoded between two checks of whether others must be served first."""
 # The service has fewer statuses than the server: each is reported as the one that allows the same.
 _TO_THRIFT: Final = {
     Status.UP: ThriftStatus.UP,
@@ -90,56 +64,130 @@ _TO_THRIFT: Final = {
 }
 _QUICK: Final = (Put, Get, Peek, Confirm, Abort)
 """The other requests may take long: they are served in each turn's time for slow requests."""
-_MOST_CLIENTS: Final = 100
-"""The most clients of one answer."""
 _NO_QUEUE: Final = QueueInfo(None, 0, 0, 0, 0, 0, 0)
 
 
-_Decoded = tuple[MessageHeader, Request | RefusedRequest]
+class ThriftGet(ReadHandler):
+    """One `get`: collects items until there are enough or the time is up, and then answers.
 
+    An answer with thousands of items takes several turns. The items stay open until the whole
+    answer is made, so none is lost if the client disconnects in between.
+    """
 
-class _Decoding(PendingRequest):
-    """The decoding of a large frame in a thread, so that other clients need not wait."""
+    __slots__ = ("_encoded", "_get", "_header", "_items", "_mode", "_most", "_queue", "_session")
 
-    __slots__ = ("_connection", "_decoded", "_frame", "_is_cancelled", "_serve")
+    def __init__(self, session: "ThriftSession", header: MessageHeader, get: Get) -> None:
+        """Prepare; `begin` begins the read, and pauses the session's connection while it waits."""
+        self._session = session
+        self._header = header
+        self._get = get
+        self._items: list[tuple[bytes, int]] = []
+        self._encoded: list[EncodedItem] = []
+        self._most = min(get.max_items, MAX_ITEMS)
+        self._queue: Queue | None = None
+        # A read that is answered at once can remove its items without opening them.
+        at_once = not get.auto_abort and get.timeout <= 0 and self._most <= _AT_ONCE
+        removing = ReadMode.REMOVE if at_once else ReadMode.HOLD
+        self._mode = ReadMode.OPEN if get.auto_abort else removing
 
-    def __init__(
-        self,
-        connection: Connection,
-        context: ServerContext,
-        frame: memoryview,
-        serve: Callable[[_Decoded | ClientFault], None],
-    ) -> None:
-        """Begin; `serve` is called with the request, or with why it cannot be answered."""
-        self._connection = connection
-        self._frame: memoryview | None = frame
-        self._serve = serve
-        self._decoded: _Decoded | ClientFault | None = None
-        self._is_cancelled = False
-        connection.wait_for_work(self)
-        context.writer.run(self._decode, self._end)
+    def begin(self) -> None:
+        """Take the items that are there, and wait if more are wanted."""
+        name = self._get.queue
+        if self._get.auto_abort:
+            self._most = min(self._most, self._session.room_for_reads(name))
+        PendingRead(
+            self._session.connection,
+            self._session.context,
+            self,
+            name,
+            self._mode,
+            self._get.timeout / 1000,
+            self._most,
+            MAX_BYTES,
+        ).begin()
 
-    def _decode(self, _pause: Pause) -> None:
-        """Decode the frame; runs in the thread."""
-        assert self._frame is not None  # noqa: S101 # the end has not come
-        try:
-            self._decoded = thrift.decode(self._frame)
-        except ClientFault as fault:
-            self._decoded = fault
+    @property
+    def takes_all(self) -> bool:
+        """True: thrift can carry every item."""
+        return True
 
-    def _end(self, error: BaseException | None) -> None:
-        if self._is_cancelled:
-            return
-        decoded, self._frame = self._decoded, None
-        if isinstance(error, Exception):
-            self._connection.request_failed(error)
-        elif decoded is not None:
-            self._connection.request_done()
-            self._connection.guard(lambda: self._serve(decoded))
+    def take(self, queue: Queue, record: bytes, xid: int) -> bool:
+        """Add an item to the answer."""
+        self._queue = queue
+        self._items.append((record, xid))
+        return True
+
+    def end(self, queue: Queue | None) -> None:
+        """Answer with the items read."""
+        self._queue = queue
+        self.resume()
+
+    def fail(self, error: KestrelError) -> None:
+        """Answer with the items read so far; if there are none, with the error."""
+        if self._items:
+            self.resume()
+        else:
+            self._session.refuse(self._header, error)
+
+    def give_up(self) -> None:
+        """Answer without items."""
+        self._answer([])
 
     def cancel(self) -> None:
-        """Drop the request: the client is gone."""
-        self._is_cancelled = True
+        """Give back the items that were read."""
+        if self._queue is not None:
+            self._queue.give_back([xid for _, xid in self._items], counted=False)
+
+    def resume(self) -> None:
+        """Encode items, and answer when all are encoded."""
+        connection, queue = self._session.connection, self._queue
+        while queue is not None and len(self._encoded) < len(self._items):
+            if self._is_time_over():
+                connection.yield_turn()
+                connection.resume_later(self)
+                return
+            self._encode(queue, *self._items[len(self._encoded)])
+        connection.request_done()
+        items = [] if queue is None else self._confirmed(queue)
+        if queue is not None:
+            queue.get_misses += not items and self._most > 0
+        self._answer(items)
+
+    def _is_time_over(self) -> bool:
+        """Whether others must be served first; not when items were removed: they could be lost."""
+        return (
+            self._mode is not ReadMode.REMOVE
+            and len(self._encoded) % _CHECK_EVERY == _CHECK_EVERY - 1
+            and self._session.context.turns.slow_share_is_over()
+        )
+
+    def _encode(self, queue: Queue, record: bytes, xid: int) -> None:
+        """Encode an item; as [] if its read has ended since it was opened."""
+        identity = 0
+        if self._get.auto_abort:
+            if not queue.extend(xid, self._get.auto_abort / 1000):
+                self._encoded.append([])
+                return
+            identity = self._session.add_read(queue, xid)
+        item = Item(data_of(record), identity)
+        self._encoded.append(thrift.encode_item(self._header, item))
+
+    def _confirmed(self, queue: Queue) -> list[EncodedItem]:
+        """Confirm reads that are not to stay open; return the encoded items of reads not ended."""
+        if self._mode is ReadMode.REMOVE:
+            return self._encoded
+        if self._get.auto_abort:
+            return [encoded for encoded in self._encoded if encoded]
+        xids = [xid for _, xid in self._items]
+        both = zip(self._encoded, xids, strict=True)
+        found = [encoded for encoded, xid in both if xid in queue.open]
+        queue.confirm_all(xids)
+        return found
+
+    def _answer(self, items: list[EncodedItem]) -> None:
+        self._session.answer(
+            self._header, items, self._queue, hands_out=self._mode is not ReadMode.OPEN
+        )
 
 
 class ThriftSession(Session):
@@ -149,29 +197,27 @@ class ThriftSession(Session):
         self, connection: Connection, context: ServerContext, shared: ThriftOpenReads
     ) -> None:
         """Prepare; `shared` are the open reads of all thrift clients of the server."""
-        self._connection = connection
-        self._context = context
+        self.connection = connection
+        self.context = context
         self._shared = shared
         self._own: dict[str, set[int]] = {}
-        self._owners = ConnectionOwners(context)
+        """By queue, the ids of the reads that this connection has opened."""
         self._parser = ThriftParser()
+        self._is_closed = False
         self.bytes_needed = 0
 
     def feed(self, data: bytes) -> bytes:
         """Apply the requests in `data`; return the input after one that waits."""
-        connection, parser = self._connection, self._parser
+        connection, parser = self.connection, self._parser
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
                 if isinstance(frame, memoryview):
-                    _Decoding(self._connection, self._context, frame, self._serve_decoded)
-                    self.bytes_needed = 0
-                    return parser.take_back()
-                header, request = thrift.decode(frame)
-                self._serve(header, request)
-                connection.count_slow_request()
-                if not isinstance(request, _QUICK):
-                    connection.share_turn()
+                    changes.answer_later(
+                        connection, self._decoded(frame), self._serve_decoded, self._close
+                    )
+                else:
+                    self._serve(*thrift.decode(frame))
                 if connection.paused or connection.closing:
                     self.bytes_needed = 0
                     return parser.take_back()
@@ -181,118 +227,140 @@ class ThriftSession(Session):
         self.bytes_needed = parser.missing
         return b""
 
-    def _serve_decoded(self, decoded: "_Decoded | ClientFault") -> None:
-        if isinstance(decoded, ClientFault):
-            self._close(decoded)
-            self._connection.push(b"")
-        else:
+    async def _decoded(self, frame: memoryview) -> tuple[MessageHeader, Request | RefusedRequest]:
+        """Decode a large frame in a thread, so that other clients need not wait.
+
+        Raises:
+            KestrelError: it cannot be answered.
+        """
+        found: list[tuple[MessageHeader, Request | RefusedRequest]] = []
+        try:
+            await changes.run_job(
+                self.context, lambda pause: found.append(thrift.decode(frame, pause))
+            )
+        except ClientFault as fault:
+            raise KestrelError(fault.message) from None
+        return found[0]
+
+    def _serve_decoded(self, decoded: tuple[MessageHeader, Request | RefusedRequest]) -> None:
+        if not self._is_closed:
             self._serve(*decoded)
 
-    def _close(self, fault: ClientFault) -> None:
-        log.debug("%s: %s", self._connection.peer, fault.message)
-        self._connection.closing = True
+    def _close(self, fault: Exception) -> None:
+        log.debug("%s: %s", self.connection.peer, fault)
+        self.connection.closing = True
+        self.connection.push(b"")
 
     def failure_reply(
         self, failure: JournalError, reply: bytes, _queues: Sequence[Committable]
     ) -> bytes:
         """Return the exception that replaces `reply` when the operation was undone."""
-        self._connection.lose_answer(reply)
-        return thrift.encode_refusal(thrift.header_of(reply), _internal_error(failure))
+        self.connection.lose_answer(reply)
+        return _refusal(thrift.header_of(reply), failure)
 
     def answer_internal_error(self) -> None:
         """Close the connection: a request failed because of a bug."""
-        self._connection.closing = True
+        self.connection.closing = True
 
     def open_reads(self) -> dict[str, int]:
-        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue.
-
-        Reserved reads count if the client has named their owner.
-        """
+        """Return how many of the first `MOST_READS_COUNTED` reads are open, by queue."""
         found: dict[str, int] = {}
         reads = ((name, identity) for name, ids in self._own.items() for identity in ids)
         for name, identity in islice(reads, MOST_READS_COUNTED):
             if self._shared.is_open(identity):
                 found[name] = found.get(name, 0) + 1
-        self._owners.add_reads(found)
         return found
 
     def holds(self, queue: str) -> list[int]:
         """Return the xids of the client's open reads of a queue; of very many only some."""
         ids = islice(self._own.get(queue, ()), MOST_READS_COUNTED)
         xids = (self._shared.xid_of(identity, queue) for identity in ids)
-        return [xid for xid in xids if xid is not None] + self._owners.first_xids(queue)
+        return [xid for xid in xids if xid is not None]
+
+    def room_for_reads(self, queue: str) -> int:
+        """Return how many more reads of a queue this connection may open."""
+        held = {identity for identity in self._own.get(queue, ()) if self._shared.is_open(identity)}
+        self._own[queue] = held
+        return max(0, self.context.config.max_monitor_transactions - len(held))
+
+    def add_read(self, queue: Queue, xid: int) -> int:
+        """Add a read that was just opened; return its id."""
+        identity = self._shared.add(queue, xid)
+        self._own[queue.name].add(identity)
+        return identity
 
     def connection_closed(self) -> None:
-        """Give nothing back: open reads do not belong to a connection, only to their owner."""
-        self._owners.end()
+        """Give nothing back: open reads do not belong to a connection."""
+        self._is_closed = True
 
-    def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
-        try:
-            match request:
-                case RefusedRequest():
-                    self._send(header, (thrift.encode_refusal(header, request),), None)
-                case Get():
-                    ThriftGet(
-                        self._connection,
-                        self._context,
-                        self._shared,
-                        self._own,
-                        header,
-                        request,
-                        lambda items, queue: self._send(
-                            header,
-                            thrift.encode_items(header, items),
-                            queue,
-                            hands_out=not request.auto_abort,
-                        ),
-                        lambda error: self.refuse(header, error),
-                    ).begin()
-                case Put():
-                    self._put(header, request)
-                case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
-                    handler = _ThriftReserving(self, header)
-                    serve_reserved(self._connection, self._context, self._owners, request, handler)
-                case Confirm() | Abort():
-                    self.answer(header, *self._end_reads(request))
-                case Peek(name):
-                    self._peek(header, name)
-                case GetStatus() | SetStatus() | Version():
-                    self.answer(header, self._serve_server(request))
-                case _:
-                    self._manage(header, request)
-        except KestrelError as error:
-            self.refuse(header, error)
-
-    def answer(self, header: MessageHeader, answer: Answer, queues: Queues = None) -> None:
-        """Answer the request of `header`, once what was written to `queues` is."""
-        self._send(header, thrift.encode(header, answer), queues)
-
-    def refuse(self, header: MessageHeader, error: KestrelError) -> None:
-        """Answer the request of `header` with an exception."""
-        self._send(header, (thrift.encode_refusal(header, _internal_error(error)),), None)
-
-    def _send(
+    def answer(
         self,
         header: MessageHeader,
-        parts: Sequence[Part],
-        queues: Queues,
+        answer: Answer | list[EncodedItem],
+        queues: Queues = None,
         *,
         hands_out: bool = False,
     ) -> None:
+        """Answer the request of `header`, once what was written to `queues` is."""
         if not header.oneway:
-            self._connection.push_parts(parts, queues, hands_out=hands_out)
+            self.connection.push_parts(thrift.encode(header, answer), queues, hands_out=hands_out)
 
-    def _put(self, header: MessageHeader, put: Put) -> None:
-        PendingPut(
-            self._connection,
-            self._context,
-            put.queue,
-            put.items,
-            self._context.item_times(put.expiration, put.delay),
-            lambda count, queues: self.answer(header, count, queues),
+    def refuse(self, header: MessageHeader, error: KestrelError) -> None:
+        """Answer the request of `header` with an exception."""
+        if not header.oneway:
+            self.connection.push(_refusal(header, error))
+
+    def _answer_later(self, header: MessageHeader, change: Coroutine[None, None, Any]) -> None:
+        """Answer the request of `header` with what `change` returns."""
+        changes.answer_later(
+            self.connection,
+            change,
+            lambda answer: self.answer(header, answer),
             lambda error: self.refuse(header, error),
-            put.mark,
-        ).begin()
+        )
+
+    def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
+        try:
+            self._apply(header, request)
+        except KestrelError as error:
+            self.refuse(header, error)
+        self.connection.count_slow_request()
+        if not isinstance(request, _QUICK):
+            self.connection.share_turn()
+
+    def _apply(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
+        match request:
+            case Get():
+                ThriftGet(self, header, request).begin()
+            case Put(name, items, expiration):
+                PendingPut(
+                    self.connection,
+                    self.context,
+                    name,
+                    items,
+                    self.context.item_times(expiration, 0),
+                    lambda count, queues: self.answer(header, count, queues),
+                    lambda error: self.refuse(header, error),
+                ).begin()
+            case Confirm() | Abort():
+                self.answer(header, *self._end_reads(request))
+            case Peek(name):
+                self._peek(header, name)
+            case Flush() | FlushAll() | Delete():
+                self._answer_later(header, manage(self.context, request, self.connection))
+            case GetStatus():
+                self.answer(header, _TO_THRIFT[self.context.status.status])
+            case SetStatus(name):
+                if name == ThriftStatus.NOT_CONFIGURED.name:
+                    raise QueueUnavailable(f"{name} cannot be set")
+                check_action(self.context, request, self.connection)
+                self.context.status.set(Status.parse(name))
+                self.answer(header, None)
+            case Version():
+                self.answer(header, VERSION)
+            case RefusedRequest():
+                if not header.oneway:
+                    self.connection.push(thrift.encode_refusal(header, request))
 
     def _end_reads(self, request: Confirm | Abort) -> tuple[int, Queue | None]:
         found = self._shared.take(request.queue, request.ids)
@@ -304,26 +372,24 @@ class ThriftSession(Session):
         return sum(queue.confirm(xid) for xid in xids), queue
 
     def _peek(self, header: MessageHeader, name: str) -> None:
-        context = self._context
+        context = self.context
         context.counters.cmd_peek += 1
         context.check_readable()
         context.check_client(name, write=False)
         queue = context.collection.queues.get(name)
         if queue is None:
-            self._check_absent(name)
+            problem = queue_name_error(name)
+            if problem is not None:
+                raise QueueUnavailable(problem)
+            context.collection.check_usable(name)
             self.answer(header, _NO_QUEUE)
         elif context.settle(queue):
             self.answer(header, self._info(queue))
         else:
-            changes.answer_later(
-                self._connection,
-                self._later_info(queue),
-                lambda info: self.answer(header, info),
-                lambda error: self.refuse(header, error),
-            )
+            self._answer_later(header, self._later_info(queue))
 
     async def _later_info(self, queue: Queue) -> QueueInfo:
-        await in_slices(self._context.settling(queue))
+        await in_slices(self.context.settling(queue))
         return self._info(queue)
 
     def _info(self, queue: Queue) -> QueueInfo:
@@ -333,109 +399,11 @@ class ThriftSession(Session):
             items=len(queue),
             bytes=queue.size,
             journal_bytes=queue.journal.size,
-            age=0 if record is None else max(0, self._context.turns.clock.now() - queue.oldest),
+            age=0 if record is None else max(0, self.context.turns.clock.now() - queue.oldest),
             waiters=queue.waiting_readers,
             open_transactions=queue.open_reads,
         )
 
-    def _check_absent(self, name: str) -> None:
-        """Raise QueueUnavailable if `name` is invalid, or its queue exists but cannot be used."""
-        problem = queue_name_error(name)
-        if problem is not None:
-            raise QueueUnavailable(problem)
-        self._context.collection.check_usable(name)
 
-    def _manage(self, header: MessageHeader, request: ManagingRequest) -> None:
-        context = self._context
-        match request:
-            case ListClients(offset):
-                found = islice(connected_clients(context, offset), _MOST_CLIENTS)
-                entries = [ClientEntry(**asdict(client)) for client in found]
-                self.answer(header, ClientList(tuple(entries)))
-            case KillClient(number):
-                check_action(context, request, self._connection)
-                if not kill_client(context, number):
-                    raise KestrelError(f"there is no client {number}")
-                self.answer(header, None)
-            case _:
-                changes.answer_later(
-                    self._connection,
-                    manage(context, request, self._connection),
-                    lambda answer: self.answer(header, _managed(answer)),
-                    lambda error: self.refuse(header, error),
-                )
-
-    def _serve_server(self, request: GetStatus | SetStatus | Version) -> Answer:
-        status = self._context.status
-        match request:
-            case GetStatus():
-                return _TO_THRIFT[status.status]
-            case SetStatus(name):
-                if name == ThriftStatus.NOT_CONFIGURED.name:
-                    raise QueueUnavailable(f"{name} cannot be set")
-                check_action(self._context, request, self._connection)
-                status.set(Status.parse(name))
-                return None
-            case Version():
-                return VERSION
-
-
-def _managed(answer: ManageAnswer) -> Answer:
-    """Return the answer to a request about queues."""
-    match answer:
-        case Page(total, items, next_offset):
-            browsed = [_browsed(place, record) for place, record in items]
-            return BrowsedItems(tuple(browsed), total, next_offset)
-        case Moved(count, stopped):
-            return MovedItems(count, stopped)
-        case _:
-            return None
-
-
-def _browsed(place: int, record: bytes) -> BrowsedItem:
-    return BrowsedItem(place, *item_times(record), data_of(record))
-
-
-class _ThriftReserving(ReserveHandler):
-    """The answers to a request about reserved reads."""
-
-    __slots__ = ("_header", "_session")
-
-    def __init__(self, session: ThriftSession, header: MessageHeader) -> None:
-        self._session = session
-        self._header = header
-
-    def answer(self, reserved: Reserved) -> None:
-        """Send the items."""
-        items = []
-        for queue, reservation in reserved:
-            for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
-                added, expiry = item_times(record)
-                items.append(
-                    ReservedItem(
-                        queue.name,
-                        read_text(xid, reservation.nonce),
-                        item_deliveries(record) + 1,
-                        added,
-                        expiry,
-                        data_of(record),
-                    )
-                )
-        queues = tuple(queue for queue, _ in reserved)
-        self._session.answer(self._header, ReservedItems(tuple(items)), queues)
-
-    def answer_done(self, queues: tuple[Queue, ...]) -> None:
-        """Send that the tag is done."""
-        self._session.answer(self._header, ReservedItems((), is_done=True), queues)
-
-    def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send how many reads or tags were ended or extended."""
-        self._session.answer(self._header, count, queue)
-
-    def fail(self, error: KestrelError) -> None:
-        """Send the error."""
-        self._session.refuse(self._header, error)
-
-
-def _internal_error(error: KestrelError) -> RefusedRequest:
-    return RefusedRequest(RefusalReason.INTERNAL_ERROR, str(error))
+def _refusal(header: MessageHeader, error: KestrelError) -> bytes:
+    return thrift.encode_refusal(header, RefusedRequest(RefusalReason.INTERNAL_ERROR, str(error)))
