@@ -539,7 +539,6 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "set of 100 MiB, 3 children": _large_set_to_children,
     "set of 100 MiB, producer": _large_set_by_producer,
     "text put of 60 MiB": _text_large_put(),
-    "text put of 60 MiB, delayed": _text_large_put(b"q/delay=600000"),
     "text put of 60 MiB, no journal": _text_large_put(b"memory"),
     "thrift put of 60 MiB": _thrift_large_put(),
     "thrift 60 MiB, no journal": _thrift_large_put(b"memory"),
@@ -547,7 +546,6 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "set of 100 MiB, no journal": _large_set_in_memory,
     "get of 100 MiB": _large_read("memcache", b"get q\r\n"),
     "browse of 100 MiB": _large_read("memcache", b"browse q 0 1\r\n"),
-    "text reserve of 100 MiB": _large_read("text", b"reserve q 1 lease=60000\n"),
     "thrift peek of 100 MiB": _large_read(
         "thrift", frame(b"peek", CALL, field(STRING, 1, string(b"q")))
     ),

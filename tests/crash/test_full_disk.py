@@ -88,19 +88,14 @@ def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
         assert drain(server.ports["memcache"], "work") == items
 
 
-@pytest.mark.parametrize("listener", ["memcache", "text"])
-def test_a_delayed_item_beside_a_read_that_cannot_be_written(tmp_path: Path, listener: str) -> None:
+def test_a_delayed_item_beside_a_read_that_cannot_be_written(tmp_path: Path) -> None:
     """It is stored, in a journal of its own, and so the answer says."""
-    requests, stored = {
-        "memcache": (b"get work\r\nset work/delay=50 0 0 1\r\ny\r\n", b"STORED"),
-        "text": (b"get work\nput work/delay=50:\ny\n\n", b"+1"),
-    }[listener]
     with running_server(tmp_path) as server, wires.Wire(server) as wire:
         wires.put(wire, "work", "x" * 1000)
-        with largest_file(1000, server.process.pid), wires.Wire(server, listener) as other:
-            other.send(requests)
-            assert other.until(b"\n").startswith((b"SERVER_ERROR queue work", b"-queue work"))
-            assert other.until(b"\n").rstrip() == stored
+        with largest_file(1000, server.process.pid), wires.Wire(server) as other:
+            other.send(b"get work\r\nset work/delay=50 0 0 1\r\ny\r\n")
+            assert other.until(b"\n").startswith(b"SERVER_ERROR queue work")
+            assert other.until(b"\n").rstrip() == b"STORED"
         wire.ask(b"get work\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
         wire.ask(b"get work/t=20000\r\n", wires.value("work", "y") + b"END\r\n")
 
@@ -190,16 +185,14 @@ def test_reads_that_were_sent_stay_reserved_when_the_connection_ends(tmp_path: P
         other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")
 
 
-@pytest.mark.parametrize("listener", ["memcache", "text"])
-def test_a_repeated_reserve_fails_without_those_behind_it(tmp_path: Path, listener: str) -> None:
+def test_a_repeated_reserve_fails_without_those_behind_it(tmp_path: Path) -> None:
     """What the next `reserve` of a connection answers stays reserved."""
-    ends = {"memcache": (b"\r\n", b"END\r\n"), "text": (b"\n", b"*\n")}
-    line_end, end = ends[listener]
+    line_end, end = b"\r\n", b"END\r\n"
     again = b"reserve work 1 lease=600000 tag=a:1:1"
     with running_server(tmp_path) as server, wires.Wire(server) as other:
         wires.put(other, "work", "b" * 1000)
         wires.put(other, "jobs", "c")
-        with wires.Wire(server, listener) as wire:
+        with wires.Wire(server) as wire:
             wire.ask_until(again + line_end, end)
             with largest_file(1000, server.process.pid):
                 # With another owner, the tag's terms must be written.
@@ -213,15 +206,13 @@ def test_a_repeated_reserve_fails_without_those_behind_it(tmp_path: Path, listen
             other.ask(b"finish jobs %b\r\n" % read, b"FINISHED 1\r\n")
 
 
-@pytest.mark.parametrize("listener", ["memcache", "text"])
-def test_a_tag_is_not_done_if_that_cannot_be_written(tmp_path: Path, listener: str) -> None:
+def test_a_tag_is_not_done_if_that_cannot_be_written(tmp_path: Path) -> None:
     """A reader that reserves in the same turn gets the error, too."""
-    ends = {"memcache": (b"\r\n", b"END\r\n"), "text": (b"\n", b"*\n")}
-    line_end, end = ends[listener]
+    line_end, end = b"\r\n", b"END\r\n"
     reserve = b"reserve work 1 lease=600000 tag=a:1:1" + line_end
     with running_server(tmp_path, kind=UnhurriedServer) as server, wires.Wire(server) as other:
         wires.put(other, "work", "b" * 1000)
-        with wires.Wire(server, listener) as wire:
+        with wires.Wire(server) as wire:
             first = wire.ask_until(reserve, end)
             with largest_file(1000, server.process.pid):
                 wire.send(b"finish work tag=a:1:1" + line_end + reserve)

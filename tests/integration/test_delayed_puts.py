@@ -67,15 +67,6 @@ def test_large_items_can_be_delayed(server: ServerProcess) -> None:
         assert client.get("large", timeout=PATIENCE) == item
 
 
-def test_the_text_protocol(server: ServerProcess) -> None:
-    """Several items in one put; the expiry counts from when they are due."""
-    with Wire(server, "text") as wire:
-        wire.ask(b"put text/delay=200 3600000:\na\nb\n\n", b"+2\n")
-        wire.ask(b"put text/delay=x:\nflush\n\n", b"-delay= takes milliseconds\n")
-        for item in (b"a", b"b"):
-            wire.ask(b"get text %d\n" % (PATIENCE * 1000), b":%b\n" % item)
-
-
 async def test_both_clients(server: ServerProcess) -> None:
     """A relative expiry counts from when the item is due."""
     with Client(server.address) as client:

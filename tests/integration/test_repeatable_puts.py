@@ -13,7 +13,7 @@ from kestrelmq.errors import ClientError, InvalidRequest
 from kestrelmq.library import AsyncPersistentQueue, PersistentQueue, QueueCollection
 from tests.admin.conftest import Admin
 from tests.support.commands import run_command
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats
 
@@ -95,18 +95,6 @@ def test_bad_options_cost_neither_the_data_nor_the_connection(server: ServerProc
         for option, error in options:
             put(wire, f"two/{option}", "flush", reply=f"CLIENT_ERROR {error}\r\n".encode())
         assert stats(wire, "two") == {}
-
-
-def test_the_text_protocol(server: ServerProcess) -> None:
-    """The items of one put are numbered from that number on."""
-    with Wire(server, "text") as wire:
-        wire.ask(b"put text/producer=p/seq=1:\na\nb\n\n", b"+2\n")
-        wire.ask(b"put text/producer=p/seq=1:\na\nb\nc\n\n", b"+3\n")
-        wire.ask(b"put text/producer=p/seq=9/delay=1 3600000:\nd\n\n", b"+1\n")
-        wire.ask(b"put text/producer=p:\nflush\n\n", b"-producer= and seq= go together\n")
-        for item in (b"a", b"b", b"c", b"d"):
-            wire.ask(b"get text %d\n" % (PATIENCE * 1000), b":%b\n" % item)
-        wire.ask(b"get text\n", b"*\n")
 
 
 def numbers_of(client: Client, queue: str) -> tuple[int, int]:

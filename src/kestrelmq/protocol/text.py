@@ -12,39 +12,21 @@ per line, then an empty line.
     flush QUEUE                           "+0"
     flush_all                             "+0"
     flush_expired QUEUE                   "+0"
-    flush_all_expired                     "+0"
     delete QUEUE                          "+0"
     reload                                "+0"
     status [NEW]                          ":UP" or "+0"
     version                               ":x.y.z"
     shutdown, quit                        the connection closes
-    browse QUEUE OFFSET COUNT [SEARCH]    ":PLACE ADD_MS EXPIRY_MS ITEM" lines, then "+NEXT" or "*"
-    move QUEUE TARGET [COUNT]             "+COUNT", and why no more
-    copy QUEUE TARGET [COUNT]             likewise
-    redrive QUEUE [TARGET]                likewise
-    declare QUEUE [SETTINGS]              "+0"
-    pause QUEUE reads|writes|all          "+0"
-    resume QUEUE [reads|writes|all]       "+0"
-    clients                               ":NAME=VALUE ..." lines, then "*"
-    client kill ID                        "+0"
-    reserve QUEUE COUNT lease=MS ...      ":QUEUE READ DELIVERIES ADD_MS EXPIRY_MS ITEM" lines, then
-                                          "*"; "+0" if the tag is done
-    finish QUEUE READ...                  "+COUNT", and likewise release, extend and retire
-
-The commands from `browse` on take the same words as in the memcache protocol (see `managing` and
-`reserving`). In the ITEM of a `browse` or `reserve`, %, CR and LF are percent-encoded.
 
 An error is "-MESSAGE". A command that is malformed or too long is read to its end and dropped. The
 end of a malformed `put` is the next empty line, so that its items are never read as commands. Only
 HTTP closes the connection. Empty lines between commands are ignored.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from kestrelmq.marks import check_mark
-from kestrelmq.protocol import managing, reserving
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import is_http
 from kestrelmq.protocol.managing import (
@@ -54,16 +36,12 @@ from kestrelmq.protocol.managing import (
     FlushAll,
     FlushExpired,
     GetStatus,
-    ManagingRequest,
     Quit,
     Reload,
     SetStatus,
     Shutdown,
     Version,
 )
-from kestrelmq.protocol.put_options import NO_OPTIONS, PutOptions, parse_name
-from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.words import NameParser
 
 MAX_LINE_BYTES: Final = 8192
 """The longest command line in bytes, without its line end."""
@@ -87,21 +65,20 @@ LargestItem = Callable[[str], int | None]
 _PUT: Final = "put QUEUE [EXPIRY_MS]:"
 
 
-# --- commands; `managing` and `reserving` have those that other protocols have, too ---
+# --- commands; `managing` has those that other protocols have, too ---
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
     """Add `items`; large ones are memoryviews.
 
-    `expiry` is in ms from when they are due: 0 is never, a negative one has passed. `is_cut` tells
-    whether an item was too large for the queue; it and those after it were dropped.
+    `expiry` is in ms from now: 0 is never, a negative one has passed. `is_cut` tells whether an
+    item was too large for the queue; it and those after it were dropped.
     """
 
     queue: str
     expiry: int
     items: tuple[bytes | memoryview, ...]
-    options: PutOptions = NO_OPTIONS
     is_cut: bool = False
 
 
@@ -136,15 +113,16 @@ Command: TypeAlias = (
     | Peek
     | Monitor
     | Confirm
+    | Flush
+    | FlushAll
+    | FlushExpired
+    | Delete
     | Reload
     | GetStatus
     | SetStatus
     | Version
     | Shutdown
     | Quit
-    | ManagingRequest
-    | Reserve
-    | EndsReads
 )
 
 
@@ -164,7 +142,6 @@ class _IncompletePut:
         "_is_cut",
         "_items",
         "_limit",
-        "_options",
         "_queue",
         "_room",
         "room",
@@ -173,8 +150,7 @@ class _IncompletePut:
     def __init__(self, words: list[bytes], largest: LargestItem) -> None:
         """Parse `words`, the words of the line without the colon. Raises ClientFault."""
         _expect(words, _PUT, 1, 2)
-        name, self._options = parse_name(words[0])
-        self._queue = _name(name)
+        self._queue = _name(words[0])
         self._expiry = _integer(words[1]) if len(words) > 1 else 0
         self._items: list[bytes | memoryview] = []
         # A message, not an exception: its traceback would keep this put and the input alive.
@@ -211,12 +187,7 @@ class _IncompletePut:
     def finish(self) -> Put:
         if self._fault is not None:
             raise _fault(self._fault)
-        if self._options.mark is not None:
-            try:
-                check_mark(self._options.mark, len(self._items))
-            except ValueError as error:
-                raise _fault(str(error)) from None
-        return Put(self._queue, self._expiry, tuple(self._items), self._options, self._is_cut)
+        return Put(self._queue, self._expiry, tuple(self._items), self._is_cut)
 
 
 class TextParser:
@@ -414,22 +385,7 @@ def _without_arguments(verb: str, command: Command) -> Callable[[list[bytes]], C
     return parse
 
 
-def _shared(
-    parse: Callable[[list[bytes], NameParser], ManagingRequest | Reserve | EndsReads],
-) -> Callable[[list[bytes]], Command]:
-    """Return the parser of a command that the memcache protocol has, too."""
-
-    def parse_words(words: list[bytes]) -> Command:
-        if words and words[-1][:5].upper() == b"HTTP/":
-            raise _fault("unknown command")  # MOVE and COPY are methods of HTTP, too
-        return parse(words, _name)
-
-    return parse_words
-
-
 _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
-    **{verb: _shared(parse) for verb, parse in managing.PARSERS.items()},
-    **{verb: _shared(parse) for verb, parse in reserving.PARSERS.items()},
     b"get": _get,
     b"peek": _peek,
     b"monitor": _monitor,
@@ -437,7 +393,6 @@ _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
     b"flush": _flush,
     b"flush_all": _without_arguments("flush_all", FlushAll()),
     b"flush_expired": _flush_expired,
-    b"flush_all_expired": _without_arguments("flush_all_expired", FlushExpired(None)),
     b"delete": _delete,
     b"reload": _without_arguments("reload", Reload()),
     b"status": _status,
@@ -502,34 +457,6 @@ def value_parts(item: bytes | memoryview) -> tuple[bytes, bytes | memoryview, by
 
 NO_ITEM: Final = b"*\n"
 """The reply when there is no item, or no further one."""
-
-
-def browsed_begin(place: int, times: tuple[int, int]) -> bytes:
-    """Return what comes before an item of a `browse`: its place, its times (epoch ms)."""
-    return b":%d %d %d " % (place, *times)
-
-
-def reserved_begin(queue: str, read: str, deliveries: int, times: tuple[int, int]) -> bytes:
-    """Return what comes before a reserved item: its deliveries with this one, its times."""
-    words = f"{queue} {read} {deliveries}".encode()
-    return b":%b %d %d " % (words, *times)
-
-
-def percent_encoded(item: bytes) -> bytes:
-    """Return an item such that any can be carried: what ends a line is percent-encoded."""
-    return item.replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
-
-
-def moved_reply(count: int, stopped: str | None) -> bytes:
-    """Return the reply that so many items were moved, and why no more."""
-    if stopped is None:
-        return count_reply(count)
-    return f"+{count} {' '.join(stopped.split())}\n".encode()
-
-
-def client_reply(fields: Iterable[tuple[str, object]]) -> bytes:
-    """Return the reply with one of the connected clients."""
-    return value_reply(" ".join(f"{name}={content}" for name, content in fields).encode())
 
 
 def error_reply(message: str) -> bytes:

@@ -22,7 +22,7 @@ from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
-from kestrelmq.server.replies import OUTPUT_LIMIT, LatePart, Part, Queues, Replies
+from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies
 
 RECEIVE_SIZE: Final = 65_536
 RECEIVE_SIZE_SMALL: Final = 479
@@ -554,8 +554,7 @@ class Connection(TurnConnection):
 
     def _take_unsent(self) -> None:
         """Begin with the next of the parts to send later."""
-        part = self._unsent_later.pop(0)
-        self._unsent, self._sent = part.made() if isinstance(part, LatePart) else part, 0
+        self._unsent, self._sent = self._unsent_later.pop(0), 0
 
     def on_events(self, mask: int) -> None:
         """Handle an event other than just input."""

@@ -17,26 +17,7 @@ Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
 
 
-class LatePart:
-    """A part of a reply that is made when its turn to be sent has come: making it takes time."""
-
-    __slots__ = ("_data", "_encode")
-
-    def __init__(self, data: memoryview, encode: Callable[[bytes], bytes]) -> None:
-        """Prepare to send what `encode` makes of `data`."""
-        self._data = data
-        self._encode = encode
-
-    def __len__(self) -> int:
-        """Bytes of data, which is not encoded yet."""
-        return len(self._data)
-
-    def made(self) -> bytes:
-        """Return the part."""
-        return self._encode(bytes(self._data))
-
-
-Part = bytes | memoryview | LatePart
+Part = bytes | memoryview
 """Part of a reply. A memoryview has more than `OUTPUT_LIMIT` bytes, and is not copied."""
 Extent = tuple[int, int, Queues, bool]
 """A reply: the index of its first part, the index after its last, the queues it depends on, and
@@ -50,26 +31,11 @@ OUTPUT_LIMIT: Final = 1 << 20
 """When a connection has more bytes of replies than this, no further request is applied."""
 
 
-_ENCODED_AT_ONCE: Final = 256 << 10
-"""Bytes of a large item that are encoded at once."""
-
-
 def data_of(record: bytes) -> bytes | memoryview:
     """Return an item's data, as a part of a reply."""
     if len(record) - ADDX_HEADER > OUTPUT_LIMIT:
         return memoryview(record)[ADDX_HEADER:]
     return record[ADDX_HEADER:]
-
-
-def encoded_data_of(record: bytes, encode: Callable[[bytes], bytes]) -> Sequence[Part]:
-    """Return an item's data, encoded, as parts of a reply."""
-    data = data_of(record)
-    if isinstance(data, bytes):
-        return (encode(data),)
-    return [
-        LatePart(data[at : at + _ENCODED_AT_ONCE], encode)
-        for at in range(0, len(data), _ENCODED_AT_ONCE)
-    ]
 
 
 class Replies:
@@ -79,7 +45,7 @@ class Replies:
     replaced. So a request that takes several turns has one reply, which depends on all its changes.
 
     A reply may have several parts, which are joined when it is sent; but those that are too large
-    to be copied, or to be made at once, are sent by themselves.
+    to be copied are sent by themselves.
 
     Attributes:
         parts: the parts of this turn's replies.

@@ -39,7 +39,6 @@ WAITING = {
     "text peek": ("text", b"peek work 60000\n", b"*\n"),
     "text monitor": ("text", b"monitor work 60000\n", b"*\n"),
     "text monitor with an item": ("text", b"monitor full 60000 9\n", b":x\n*\n"),
-    "text reserve": ("text", b"reserve work 9 lease=9999 t=60000\n", b"*\n"),
     "thrift get": ("thrift", thrift_get(b"work", 9, 60_000), NO_ITEMS),
     "thrift get with an item": ("thrift", thrift_get(b"full", 9, 60_000), NO_ITEMS),
     "thrift get of open reads": ("thrift", thrift_get(b"full", 9, 60_000, 9999), NO_ITEMS),

@@ -8,7 +8,6 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.journal.records import item_data
 from kestrelmq.server.replies import OUTPUT_LIMIT
-from kestrelmq.version import VERSION
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
@@ -97,40 +96,11 @@ def test_it_is_not_copied(tmp_path: Path, kind: str) -> None:
         turning.run(scenario())
 
 
-@pytest.mark.parametrize("request_", [b"reserve work 1 lease=60000\n", b"browse work 0 1\n"])
-def test_it_is_encoded_piece_by_piece(tmp_path: Path, request_: bytes) -> None:
-    """A text client gets it percent-encoded, and what is left to send of it is not, yet."""
-    turning = Turning(tmp_path, config(tmp_path))
-    encoded = DATA.replace(b"%", b"%25").replace(b"\r", b"%0D").replace(b"\n", b"%0A")
-
-    async def scenario() -> None:
-        turning.collection.obtain("work").add(DATA)
-        await turning.turn()
-        client = turning.connect("text")
-        await turning.send(client, request_ + b"version\n")
-        connection = turning.connections[client.fileno()]
-        await turning.until(lambda: len(connection._unsent) > 0)
-        assert len(connection._unsent) < OUTPUT_LIMIT
-        reply = await turning.receive(client, b"\n*\n:" + VERSION.encode() + b"\n")
-        assert reply.split(b"\n")[0].endswith(b" " + encoded)
-        await turning.hang_up(client)
-
-    with turning:
-        turning.run(scenario())
-
-
 @pytest.mark.parametrize(
-    ("protocol", "request_", "error", "end"),
-    [
-        ("memcache", REPLIES["get"][0], b"SERVER_ERROR", b"\r\n"),
-        ("memcache", REPLIES["open"][0], b"SERVER_ERROR", b"\r\n"),
-        ("memcache", REPLIES["several"][0], b"SERVER_ERROR", b"\r\n"),
-        ("text", b"reserve work 1 lease=60000\n", b"-", b"\n"),
-    ],
+    "request_",
+    [*(REPLIES[name][0] for name in ("get", "open", "several")), b"reserve work 1 lease=60000\r\n"],
 )
-def test_a_read_that_cannot_be_written(
-    tmp_path: Path, protocol: str, request_: bytes, error: bytes, end: bytes
-) -> None:
+def test_a_read_that_cannot_be_written(tmp_path: Path, request_: bytes) -> None:
     """The reply is an error, and the item is still there."""
     disk = CrashingDirectory.within(tmp_path)
     turning = Turning(disk.path, config(disk.path), directory=disk)
@@ -139,10 +109,10 @@ def test_a_read_that_cannot_be_written(
         queue = turning.collection.obtain("work")
         queue.add(DATA)
         await turning.turn()
-        client = turning.connect(protocol)
+        client = turning.connect("memcache")
         disk.break_steps("append")
         await turning.send(client, request_)
-        assert (await turning.receive(client, end)).startswith(error)
+        assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR")
         disk.mend()
         await turning.hang_up(client)
         assert [item_data(record) for record in queue.browse(2)] == [DATA]

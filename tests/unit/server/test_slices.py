@@ -42,8 +42,7 @@ READS: Final = {
 SLOW: Final = {
     "memcache, malformed": b"get work/zz\r\n",
     "memcache, client kill": b"client kill 999\r\n",
-    "text, client kill": b"client kill 999\n",
-    "text, reserve": b"reserve a,b,c 1 lease=9999\n",
+    "memcache, reserve": b"reserve a,b,c 1 lease=9999\r\n",
     "thrift, set_status": thrift_call(b"set_status", b"\x08\0\x01\0\0\0\x03"),
     "thrift, delete_queue": thrift_call(b"delete_queue", b"\x0b\0\x01\0\0\0\x01q"),
 }

@@ -10,38 +10,20 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.engine.durability import Committable
-from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.searching import Page
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import (
-    ADDX_HEADER,
-    item_deliveries,
-    item_times,
-)
+from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
     Confirm,
     GetStatus,
-    KillClient,
-    ListClients,
-    ManagingRequest,
     Quit,
     Reload,
     SetStatus,
     Shutdown,
     Version,
-)
-from kestrelmq.protocol.reserving import (
-    Extend,
-    ExtendOwner,
-    Finish,
-    Release,
-    Reserve,
-    Retire,
-    read_text,
 )
 from kestrelmq.protocol.text import (
     Command,
@@ -51,11 +33,9 @@ from kestrelmq.protocol.text import (
     Put,
     TextParser,
 )
-from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.long_reply import LongReply, Pieces
-from kestrelmq.server.replies import Part, data_of, encoded_data_of
+from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import check_action, manage
 from kestrelmq.server.requests.put import PendingPut
@@ -64,11 +44,6 @@ from kestrelmq.server.requests.reads import (
     PendingConfirm,
     PendingRead,
     ReadHandler,
-)
-from kestrelmq.server.requests.reserving import (
-    Reserved,
-    ReserveHandler,
-    serve_reserved,
 )
 from kestrelmq.server.sessions.line_session import LineSession
 from kestrelmq.server.status import Status
@@ -130,16 +105,13 @@ class TextSession(LineSession):
                 self._connection.closing = True
             case Put():
                 self._put(command)
-            case Reserve() | Finish() | Release() | Extend() | ExtendOwner() | Retire():
-                handler = _TextReserving(self._connection)
-                serve_reserved(self._connection, self._context, self._owners, command, handler)
             case Confirm(queue, count):
                 answer = partial(self._answer_confirm, count)
                 PendingConfirm(self._connection, self._reads, queue, count, answer).begin()
             case SetStatus() | GetStatus() | Reload() | Shutdown() | Version():
                 self._serve_server(command)
             case _:
-                self._manage(command)
+                self._answer_later(manage(self._context, command, self._connection))
 
     def _serve_server(self, command: SetStatus | GetStatus | Reload | Shutdown | Version) -> None:
         connection, context = self._connection, self._context
@@ -167,10 +139,9 @@ class TextSession(LineSession):
             self._context,
             put.queue,
             put.items,
-            self._context.item_times(put.expiry, put.options.delay),
+            self._context.item_times(put.expiry, 0),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             partial(_refuse, connection),
-            put.options.mark,
         ).begin()
 
     def _answer_confirm(self, count: int, touched: tuple[Queue, ...] | None) -> None:
@@ -179,90 +150,18 @@ class TextSession(LineSession):
         else:
             self._connection.push(text.count_reply(count), touched)
 
-    def _manage(self, command: ManagingRequest) -> None:
-        connection, context = self._connection, self._context
-        match command:
-            case ListClients(offset):
-                LongReply(connection, context.turns, _clients(context, offset))
-            case KillClient(number):
-                check_action(context, command, connection)
-                if not kill_client(context, number):
-                    raise KestrelError(f"there is no client {number}")
-                connection.push(_DONE)
-            case _:
-                self._answer_later(manage(context, command, connection))
-
     def _answer_later(self, change: Coroutine[None, None, object]) -> None:
         connection = self._connection
         changes.answer_later(
             connection,
             change,
-            lambda answer: connection.push_parts(_later_reply(answer)),
+            lambda _: connection.push(_DONE),
             partial(_refuse, connection),
         )
 
 
 def _refuse(connection: Connection, error: Exception) -> None:
     connection.push(text.error_reply(str(error)))
-
-
-def _later_reply(answer: object) -> Sequence[Part]:
-    """Return the reply to a command that is answered later."""
-    match answer:
-        case Page(_, items, next_offset):
-            parts: list[Part] = []
-            for place, record in items:
-                parts += _line(text.browsed_begin(place, item_times(record)), record)
-            parts.append(text.NO_ITEM if next_offset is None else text.count_reply(next_offset))
-            return parts
-        case Moved(count, stopped):
-            return (text.moved_reply(count, stopped),)
-        case _:
-            return (_DONE,)
-
-
-def _line(begin: bytes, record: bytes) -> Sequence[Part]:
-    """Return the parts of a line that ends with an item."""
-    return begin, *encoded_data_of(record, text.percent_encoded), b"\n"
-
-
-def _clients(context: ServerContext, offset: int) -> Pieces:
-    """Return the pieces of the reply to `clients`."""
-    for client in connected_clients(context, offset):
-        yield text.client_reply(client.fields())
-    yield text.NO_ITEM
-
-
-class _TextReserving(ReserveHandler):
-    """The replies to a command for reserved reads."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def answer(self, reserved: Reserved) -> None:
-        """Send the items."""
-        parts: list[Part] = []
-        for queue, reservation in reserved:
-            for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
-                read, deliveries = read_text(xid, reservation.nonce), item_deliveries(record) + 1
-                times = item_times(record)
-                parts += _line(text.reserved_begin(queue.name, read, deliveries, times), record)
-        parts.append(text.NO_ITEM)
-        self._connection.push_parts(parts, tuple(queue for queue, _ in reserved))
-
-    def answer_done(self, queues: tuple[Queue, ...]) -> None:
-        """Send that the tag is done."""
-        self._connection.push(_DONE, queues)
-
-    def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send how many reads or tags were ended or extended."""
-        self._connection.push(text.count_reply(count), queue)
-
-    def fail(self, error: KestrelError) -> None:
-        """Send the error."""
-        _refuse(self._connection, error)
 
 
 class TextRead(ReadHandler):

@@ -20,7 +20,6 @@ REQUESTS: Final = {
         b"set work/delay=60000 0 0 2000000\r\n%b\r\n" % LARGE,
         b"STORED\r\n",
     ),
-    "delayed text put": ("text", b"put work/delay=60000:\n%b\n\n" % LARGE, b"+1\n"),
     "text put without a journal": ("text", b"put memory:\n%b\n\n" % LARGE, b"+1\n"),
 }
 
