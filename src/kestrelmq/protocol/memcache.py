@@ -7,37 +7,72 @@ Lines end in CR LF; a bare LF is accepted. Command words are case-insensitive.
 
 To add a command, write its request class, a method of `Parser` and a line in `_VERBS`. Then serve
 it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
-`managing` and `reserving` have those that other protocols have, too.
+`managing` and `reserving` have the requests that thrift, text or HTTP have, too:
+
+    browse Q OFFSET COUNT [text=TEXT | pattern=PATTERN]     percent-encoded
+    move Q TARGET [COUNT]
+    copy Q TARGET [COUNT]
+    redrive Q [TARGET]
+    declare Q [fanout_only] [journal=yes|no] [expires=MS] [max_age=MS] [max_items=N]
+    pause Q reads|writes|all
+    resume Q [reads|writes|all]
+    clients
+    client kill ID
+    reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]]
+    finish Q READ... | tag=TAG
+    release Q READ... | tag=TAG | owner=NAME [delay=MS] [uncounted] [dead]
+    extend Q MS READ... | tag=TAG
+    extend owner=NAME MS
+    retire Q NAME EPOCH
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
+from urllib.parse import unquote_to_bytes
 
-from kestrelmq.marks import PutMark
-from kestrelmq.protocol import managing, reserving
+from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
 from kestrelmq.protocol.managing import (
+    MAX_SEARCH,
+    Browse,
     Confirm,
+    Declare,
     Delete,
     Flush,
     FlushAll,
     FlushExpired,
     GetStatus,
+    KillClient,
+    ListClients,
     ManagingRequest,
+    Move,
+    Operations,
+    Pause,
     Quit,
     Reload,
     SetStatus,
     Shutdown,
     Version,
 )
-from kestrelmq.protocol.put_options import MOST_DIGITS, parse_name
-from kestrelmq.protocol.reserving import EndsReads, Reserve
-from kestrelmq.protocol.words import NameParser, count, number, printable
+from kestrelmq.protocol.reserving import (
+    MAX_DIGITS,
+    MAX_OWNER,
+    EndsReads,
+    Extend,
+    ExtendOwner,
+    Finish,
+    Release,
+    Reserve,
+    Retire,
+    parse_listed,
+    parse_reads,
+    parse_run,
+)
 
 Dialect = Literal["kestrel", "memcached"]
 
@@ -49,6 +84,9 @@ MAX_CACHED_LINE: Final = 512
 """The longest line whose request is cached, in bytes."""
 _CACHED_LINES: Final = 2048
 _CACHED_HEADERS: Final = 4096
+_MOST_DIGITS: Final = 18
+"""Most digits of a number in an option of `set`."""
+_PUT_NUMBERS: Final = {b"delay": "milliseconds", b"seq": "a number", b"after": "a number"}
 SEQUENCE: Final = b"/seq="
 """Comes before the number of a producer's item."""
 _AFTER: Final = b"/after="
@@ -69,8 +107,8 @@ class Set:
 
     Attributes:
         plain: the queue, if there is no delay; otherwise empty.
-        delay: as in `PutOptions`.
-        mark: likewise.
+        delay: milliseconds after which the item joins the queue; 0 for at once.
+        mark: the item's mark, if a producer is named.
     """
 
     queue: str
@@ -231,7 +269,7 @@ class NumberedLine:
         self._next_digits = b"0"
         # The bytes of the last numbers, and the most bytes of them and the end.
         self._width = 0
-        self._most = 2 * MOST_DIGITS + len(_AFTER) + len(end)
+        self._most = 2 * _MOST_DIGITS + len(_AFTER) + len(end)
 
     def read(self, data: bytes, position: int) -> int:
         """Read the line at `position`, if it is such a one.
@@ -251,10 +289,10 @@ class NumberedLine:
         digits, after = data[at:stop], self._mark.after
         if self._has_after:
             digits, _, more = digits.partition(_AFTER)
-            if not more.isdigit() or len(more) > MOST_DIGITS:
+            if not more.isdigit() or len(more) > _MOST_DIGITS:
                 return 0
             after = int(more)
-        if len(digits) > MOST_DIGITS:
+        if len(digits) > _MOST_DIGITS:
             return 0
         if digits == self._next_digits:
             sequence = self._next  # to parse them takes longer
@@ -418,7 +456,7 @@ class Parser:
     def _parse(self, line: bytes) -> Request:
         if len(line) > MAX_LINE and len(line.removesuffix(b"\r")) > MAX_LINE:
             raise ClientFault(f"a line has at most {MAX_LINE} bytes", closes=True)
-        words = reserving.split_line(line)
+        words = _split_line(line)
         if not words:
             raise ClientFault("empty line", closes=self._dialect == "kestrel")
         verb = words[0].lower()
@@ -458,10 +496,10 @@ class Parser:
         if len(words) != 4 and not noreply:
             # Without the length, the end of the data is unknown.
             raise ClientFault("set takes a queue, flags, expiry and a length", closes=True)
-        size = number(words[3])
+        size = _number(words[3])
         if size is None or not 0 <= size <= MAX_ITEM_BYTES:
             raise ClientFault("bad length", closes=True)
-        flags, expiry = number(words[1]), number(words[2])
+        flags, expiry = _number(words[1]), _number(words[2])
         if flags is None or expiry is None:
             reply = client_error("flags and expiry must be numbers")
             return RefusedRequest(b"" if noreply else reply, size)
@@ -471,12 +509,12 @@ class Parser:
             queue = name.decode()
             return Set(queue, expiry, size, noreply, queue)
         try:
-            name, options = parse_name(name)
+            name, *options = name.split(b"/")
+            delay, mark = _put_options(options)
             queue = self._queue(name)
         except ClientFault as fault:
             return RefusedRequest(b"" if noreply else client_error(fault.message), size)
-        plain = "" if options.delay else queue
-        return Set(queue, expiry, size, noreply, plain, options.delay, options.mark)
+        return Set(queue, expiry, size, noreply, "" if delay else queue, delay, mark)
 
     def _get(self, words: list[bytes]) -> Request:
         return self._read(words, cas=False)
@@ -509,13 +547,13 @@ class Parser:
         for option in options:
             text = option.decode(errors="replace")
             if option.startswith(b"t="):
-                timeout = number(option[2:])
+                timeout = _number(option[2:])
                 if timeout is None or timeout < 0:
                     raise ClientFault("t= takes milliseconds", closes=False)
             elif text in flags:
                 flags[text] = True
             elif text:
-                raise ClientFault(f"unknown option /{printable(option)}", closes=False)
+                raise ClientFault(f"unknown option /{_printable(option)}", closes=False)
         if (flags["peek"] or flags["abort"]) and (flags["open"] or flags["close"]):
             raise ClientFault("peek and abort do not go with open and close", closes=True)
         if flags["peek"] and flags["abort"]:
@@ -526,18 +564,18 @@ class Parser:
     def _monitor(self, words: list[bytes]) -> Monitor:
         if len(words) not in {2, 3}:
             raise ClientFault("monitor takes a queue, seconds and perhaps a maximum", closes=False)
-        numbers = [count(word, "monitor") for word in words[1:]]
+        numbers = [_count(word, "monitor") for word in words[1:]]
         return Monitor(self._queue(words[0]), numbers[0], numbers[1] if len(numbers) > 1 else None)
 
     def _confirm(self, words: list[bytes]) -> Confirm:
         if len(words) != 2:
             raise ClientFault("confirm takes a queue and a count", closes=False)
-        return Confirm(self._queue(words[0]), count(words[1], "confirm"))
+        return Confirm(self._queue(words[0]), _count(words[1], "confirm"))
 
     def _touch_read(self, words: list[bytes]) -> TouchRead:
         if len(words) != 2:
             raise ClientFault("touch_read takes a queue and milliseconds", closes=False)
-        return TouchRead(self._queue(words[0]), count(words[1], "touch_read"))
+        return TouchRead(self._queue(words[0]), _count(words[1], "touch_read"))
 
     def _delete(self, words: list[bytes]) -> Delete:
         words, noreply = _without_noreply(words, least=1)
@@ -579,16 +617,159 @@ class Parser:
             raise ClientFault("status takes at most one new status", closes=False)
         return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
 
+    def _browse(self, words: list[bytes]) -> Browse:
+        if len(words) not in {3, 4}:
+            reason = "browse takes a queue, an offset, a count, and perhaps text= or pattern="
+            raise ClientFault(reason, closes=False)
+        name = self._queue(words[0])
+        offset, most = _count(words[1], "browse"), _count(words[2], "browse")
+        if len(words) == 3:
+            return Browse(name, offset, most)
+        kind, _, encoded = words[3].partition(b"=")
+        search = unquote_to_bytes(encoded)
+        if kind not in {b"text", b"pattern"} or not 0 < len(search) <= MAX_SEARCH:
+            reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
+            raise ClientFault(reason, closes=False)
+        return Browse(name, offset, most, search, is_pattern=kind == b"pattern")
+
+    def _move(self, words: list[bytes]) -> Move:
+        return self._transfer(words, "move", copies=False)
+
+    def _copy(self, words: list[bytes]) -> Move:
+        return self._transfer(words, "copy", copies=True)
+
+    def _transfer(self, words: list[bytes], verb: str, *, copies: bool) -> Move:
+        if len(words) not in {2, 3}:
+            raise ClientFault(f"{verb} takes two queues, and perhaps a count", closes=False)
+        most = _count(words[2], verb) if len(words) == 3 else None
+        return Move(self._queue(words[0]), self._queue(words[1]), most, copies)
+
+    def _redrive(self, words: list[bytes]) -> Move:
+        if len(words) not in {1, 2}:
+            raise ClientFault("redrive takes a queue, and perhaps a target", closes=False)
+        return Move(self._queue(words[0]), self._queue(words[1]) if len(words) == 2 else None, None)
+
+    def _declare(self, words: list[bytes]) -> Declare:
+        if not words:
+            raise ClientFault("declare takes a queue, and its settings", closes=False)
+        declared = self._queue(words[0])
+        fanout_only, journal = False, None
+        numbers: dict[bytes, int] = {}
+        for word in words[1:]:
+            name, _, text = word.partition(b"=")
+            if word == b"fanout_only" and not fanout_only:
+                fanout_only = True
+            elif name == b"journal" and text in {b"yes", b"no"} and journal is None:
+                journal = text == b"yes"
+            elif name in {b"expires", b"max_age", b"max_items"} and name not in numbers:
+                numbers[name] = _count(text, name.decode())
+            else:
+                raise ClientFault(
+                    f"{_printable(word)}: declare takes, each once: fanout_only, journal=no,"
+                    " expires=MS, max_age=MS, max_items=N",
+                    closes=False,
+                )
+        return Declare(
+            declared,
+            fanout_only,
+            journal,
+            numbers.get(b"expires"),
+            numbers.get(b"max_age"),
+            numbers.get(b"max_items"),
+        )
+
+    def _pause(self, words: list[bytes]) -> Pause:
+        if len(words) != 2:
+            raise ClientFault("pause takes a queue, and reads, writes or all", closes=False)
+        return Pause(self._queue(words[0]), _operations(words[1]), resume=False)
+
+    def _resume(self, words: list[bytes]) -> Pause:
+        if len(words) not in {1, 2}:
+            reason = "resume takes a queue, and perhaps reads, writes or all"
+            raise ClientFault(reason, closes=False)
+        operations = _operations(words[1]) if len(words) > 1 else "all"
+        return Pause(self._queue(words[0]), operations, resume=True)
+
+    def _client(self, words: list[bytes]) -> KillClient:
+        if len(words) != 2 or words[0].lower() != b"kill":
+            raise ClientFault("client takes kill and an id", closes=False)
+        return KillClient(_count(words[1], "client kill"))
+
+    def _reserve(self, words: list[bytes]) -> Reserve:
+        if len(words) < 2:
+            raise ClientFault("reserve takes queues, a count and a lease", closes=False)
+        names = map(parse_listed, words[0].split(b","))
+        options, others = _split_options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
+        if others or b"lease" not in options:
+            raise ClientFault("reserve takes a lease= after the count", closes=False)
+        if b"grace" in options and b"owner" not in options:
+            raise ClientFault("a grace needs an owner", closes=False)
+        return Reserve(
+            tuple(map(self._queue, names)),
+            _number(words[1]) or 0,
+            _milliseconds(options[b"lease"], "lease"),
+            _milliseconds(options.get(b"t", b"0"), "t"),
+            _text(options, b"tag"),
+            _text(options, b"owner"),
+            _milliseconds(options.get(b"grace", b"5000"), "grace"),
+        )
+
+    def _finish(self, words: list[bytes]) -> Finish:
+        if not words:
+            raise ClientFault("finish takes a queue and reads, or a tag", closes=False)
+        text = b" ".join(words[1:]).rstrip()
+        run = parse_run(text)
+        if run is not None:
+            return Finish(self._queue(words[0]), run)
+        options, others = _split_options(text.split(), {b"tag"})
+        return Finish(self._queue(words[0]), parse_reads(others), _text(options, b"tag"))
+
+    def _release(self, words: list[bytes]) -> Release:
+        if not words:
+            raise ClientFault("release takes a queue and reads, a tag or an owner", closes=False)
+        options, others = _split_options(words[1:], {b"tag", b"owner", b"delay"})
+        flags = {b"uncounted", b"dead"}.intersection(others)
+        delay = _milliseconds(options[b"delay"], "delay") if b"delay" in options else None
+        return Release(
+            self._queue(words[0]),
+            parse_reads([word for word in others if word not in flags]),
+            _text(options, b"tag"),
+            _text(options, b"owner"),
+            delay,
+            b"uncounted" in flags,
+            b"dead" in flags,
+        )
+
+    def _extend(self, words: list[bytes]) -> Extend | ExtendOwner:
+        if len(words) == 2 and words[0].startswith(b"owner="):
+            options, _ = _split_options(words[:1], {b"owner"})
+            return ExtendOwner(_text(options, b"owner"), _milliseconds(words[1], "extend"))
+        if len(words) < 2:
+            raise ClientFault("extend takes a queue, milliseconds and reads", closes=False)
+        options, others = _split_options(words[2:], {b"tag"})
+        lease, tag = _milliseconds(words[1], "extend"), _text(options, b"tag")
+        return Extend(self._queue(words[0]), lease, parse_reads(others), tag)
+
+    def _retire(self, words: list[bytes]) -> Retire:
+        if len(words) != 3:
+            raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
+        epoch = _number(words[2])
+        return Retire(
+            self._queue(words[0]),
+            _text({b"name": words[1]}, b"name"),
+            -1 if epoch is None else epoch,
+        )
+
     def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
         if self._dialect == "kestrel":
-            raise ClientFault(f"unknown command {printable(verb)}", closes=True)
+            raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
         reply = b"" if words[-1:] == [b"noreply"] else ERROR
         # Data follows these commands; the word at this place is its length.
         place = {b"ms": 1}.get(verb, 3 if verb in _STORAGE_VERBS else None)
         if place is None:
             return RefusedRequest(reply, None)
-        size = number(words[place]) if len(words) > place else None
+        size = _number(words[place]) if len(words) > place else None
         if size is None or not 0 <= size <= MAX_ITEM_BYTES:
             raise ClientFault("bad length", closes=True)
         return RefusedRequest(reply, size)
@@ -597,17 +778,6 @@ class Parser:
 _QUIET_VERBS: Final = frozenset({b"delete", b"flush", b"flush_all"})
 """Besides `set`, the commands that take `noreply`: their client then expects no reply."""
 _STORAGE_VERBS: Final = frozenset({b"add", b"replace", b"append", b"prepend", b"cas"})
-
-
-def _shared(
-    parse: Callable[[list[bytes], NameParser], ManagingRequest | Reserve | EndsReads],
-) -> Callable[[Parser, list[bytes]], Request]:
-    """Return the parser of a command that the text protocol has, too."""
-
-    def parse_line(parser: Parser, words: list[bytes]) -> Request:
-        return parse(words, parser._queue)
-
-    return parse_line
 
 
 def _without_arguments(verb: str, request: Request) -> Callable[[Parser, list[bytes]], Request]:
@@ -620,8 +790,6 @@ def _without_arguments(verb: str, request: Request) -> Callable[[Parser, list[by
 
 
 _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
-    **{verb: _shared(parse) for verb, parse in managing.PARSERS.items()},
-    **{verb: _shared(parse) for verb, parse in reserving.PARSERS.items()},
     b"set": Parser._set,
     b"get": Parser._get,
     b"gets": Parser._gets,
@@ -641,6 +809,20 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"reload": _without_arguments("reload", Reload()),
     b"shutdown": _without_arguments("shutdown", Shutdown()),
     b"quit": _without_arguments("quit", Quit()),
+    b"browse": Parser._browse,
+    b"move": Parser._move,
+    b"copy": Parser._copy,
+    b"redrive": Parser._redrive,
+    b"declare": Parser._declare,
+    b"pause": Parser._pause,
+    b"resume": Parser._resume,
+    b"clients": _without_arguments("clients", ListClients()),
+    b"client": Parser._client,
+    b"reserve": Parser._reserve,
+    b"finish": Parser._finish,
+    b"release": Parser._release,
+    b"extend": Parser._extend,
+    b"retire": Parser._retire,
 }
 
 
@@ -657,3 +839,122 @@ def _without_noreply(words: list[bytes], *, least: int) -> tuple[list[bytes], bo
     if len(words) > least and words[-1] == b"noreply":
         return words[:-1], True
     return words, False
+
+
+# --- the words of a line ---
+
+
+def _split_line(line: bytes) -> list[bytes]:
+    """Return the words of a line; what follows `finish Q` is one word, as there may be hundreds."""
+    return line.split(None, 2) if line[:7].lower() == b"finish " else line.split()
+
+
+def _put_options(words: list[bytes]) -> tuple[int, PutMark | None]:
+    """Return the delay (ms) and the mark that the options of a `set` give its item.
+
+        delay=MS        the item joins the queue after so many milliseconds
+        producer=NAME   whose item it is; with it comes
+        seq=N           the item's number; it is stored only if N is above the producer's last, so
+                        the `set` may be repeated
+        after=N         refuse the item if the producer's item number N is not stored
+
+    Raises:
+        ClientFault: an option is unknown, comes twice or has a bad value.
+    """
+    numbers: dict[bytes, int] = {}
+    producer: bytes | None = None
+    for option in words:
+        key, _, value = option.partition(b"=")
+        if key in numbers or (key == b"producer" and producer is not None):
+            raise ClientFault(f"/{key.decode()} is given twice", closes=False)
+        if key == b"producer":
+            producer = value
+        elif key not in _PUT_NUMBERS:
+            raise ClientFault(f"unknown option /{_printable(option)}", closes=False)
+        elif value.isdigit() and len(value) <= _MOST_DIGITS:
+            numbers[key] = int(value)
+        else:
+            raise ClientFault(f"{key.decode()}= takes {_PUT_NUMBERS[key]}", closes=False)
+    delay = numbers.pop(b"delay", 0)
+    if producer is None and not numbers:
+        return delay, None
+    if producer is None or b"seq" not in numbers:
+        raise ClientFault("producer= and seq= go together", closes=False)
+    mark = PutMark(producer, numbers[b"seq"], numbers.get(b"after", -1))
+    try:
+        check_mark(mark)
+    except ValueError as error:
+        raise ClientFault(str(error), closes=False) from None
+    return delay, mark
+
+
+def _number(word: bytes) -> int | None:
+    """Return the decimal number in `word`; None if it is not one or has more than 19 digits."""
+    digits = word[1:] if word[:1] in {b"-", b"+"} else word
+    if not digits.isdigit() or len(digits) > MAX_DIGITS:
+        return None
+    return int(word)
+
+
+def _count(word: bytes, verb: str) -> int:
+    """Return the whole number in `word`, from 0 on; `verb` is the command, for the error."""
+    value = _number(word)
+    if value is None or value < 0:
+        raise ClientFault(f"{verb} takes whole numbers", closes=False)
+    return value
+
+
+def _printable(word: bytes) -> str:
+    """Return the beginning of `word`, for an error."""
+    return ascii(word[:40].decode(errors="replace"))[1:-1]
+
+
+def _split_options(
+    words: list[bytes], names: Collection[bytes]
+) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """Return the words NAME=VALUE, by name, and the other words."""
+    found: dict[bytes, bytes] = {}
+    others = []
+    for word in words:
+        name, equals, value = word.partition(b"=")
+        if not equals:
+            others.append(word)
+        elif name not in names or name in found:
+            raise ClientFault(f"unknown or repeated option {_printable(word)}", closes=False)
+        else:
+            found[name] = value
+    return found, others
+
+
+def _milliseconds(word: bytes, what: str) -> int:
+    """Return the number in `word`, of `what`, for the error."""
+    value = _number(word)
+    if value is None:
+        raise ClientFault(f"{what} takes milliseconds", closes=False)
+    return value
+
+
+def _text(options: dict[bytes, bytes], option: bytes) -> str:
+    """Return the text of an option that names something; empty if it is not given."""
+    if option not in options:
+        return ""
+    try:
+        text = options[option].decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        raise ClientFault(
+            f"{option.decode()} takes at most {MAX_OWNER} bytes of text", closes=False
+        )
+    return text
+
+
+def _operations(word: bytes) -> Operations:
+    if word == b"reads":
+        return "reads"
+    if word == b"writes":
+        return "writes"
+    if word == b"all":
+        return "all"
+    reason = f"only reads, writes or all can be paused, not {_printable(word)}"
+    raise ClientFault(reason, closes=False)

@@ -2,23 +2,13 @@
 
 Each request checks itself: making one that asks for what no server does raises ValueError, whose
 message is for the client. Names of queues are checked elsewhere.
-`PARSERS` reads the requests from the words of a line, for memcache and text:
-
-    reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]]
-    finish Q READ... | tag=TAG
-    release Q READ... | tag=TAG | owner=NAME [delay=MS] [uncounted] [dead]
-    extend Q MS READ... | tag=TAG
-    extend owner=NAME MS
-    retire Q NAME EPOCH
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.protocol.decimals import joined
-from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.words import MAX_DIGITS, NameParser, milliseconds, number, split_options
 from kestrelmq.tags import MAX_EPOCH, MAX_TAG, parse_tag
 
 MAX_RESERVED: Final = 1000
@@ -29,6 +19,8 @@ MAX_OWNER: Final = MAX_TAG
 """The most bytes of an owner, or of the name in a tag."""
 MAX_MILLISECONDS: Final = 2**53
 """The longest lease, wait, delay or grace."""
+MAX_DIGITS: Final = 19
+"""The most digits of a number in a request: those of the greatest in 64 bits."""
 _SUFFIX: Final = 17
 """Bytes of a read from the hyphen before its nonce on."""
 _HEX_DIGITS: Final = b"0123456789abcdef"
@@ -197,7 +189,7 @@ def parse_reads(words: Sequence[bytes]) -> Reads:
     return tuple([(nonce, tuple(some)) for nonce, some in reads])
 
 
-def _parse_run(text: bytes) -> Reads | None:
+def parse_run(text: bytes) -> Reads | None:
     """Return the reads in `text` if they are consecutive ones of a reservation; None if not.
 
     Most requests that name reads have such a text. To write it is much faster than to read it.
@@ -267,117 +259,13 @@ def _check_whose(verb: str, reads: Reads, tag: str, owner: str = "") -> None:
         raise ValueError(f"{verb} takes reads, or says whose")
 
 
-# --- parsing ---
-
-
 def listed_name(name: bytes) -> bytes:
     """Return the name of a queue as it is written in a list of queues, which has commas."""
     return name.replace(b"%", b"%25").replace(b",", b"%2C")
 
 
-def _listed(word: bytes) -> bytes:
-    """Undo `listed_name`."""
+def parse_listed(word: bytes) -> bytes:
+    """Return the name of a queue that was written by `listed_name`."""
     if b"%" not in word:
         return word
     return word.replace(b"%2C", b",").replace(b"%2c", b",").replace(b"%25", b"%")
-
-
-def _reserve(words: list[bytes], queue: NameParser) -> Reserve:
-    if len(words) < 2:
-        raise ClientFault("reserve takes queues, a count and a lease", closes=False)
-    names = map(_listed, words[0].split(b","))
-    options, others = split_options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
-    if others or b"lease" not in options:
-        raise ClientFault("reserve takes a lease= after the count", closes=False)
-    if b"grace" in options and b"owner" not in options:
-        raise ClientFault("a grace needs an owner", closes=False)
-    return Reserve(
-        tuple(map(queue, names)),
-        number(words[1]) or 0,
-        milliseconds(options[b"lease"], "lease"),
-        milliseconds(options.get(b"t", b"0"), "t"),
-        _text(options, b"tag"),
-        _text(options, b"owner"),
-        milliseconds(options.get(b"grace", b"5000"), "grace"),
-    )
-
-
-def _finish(words: list[bytes], queue: NameParser) -> Finish:
-    if not words:
-        raise ClientFault("finish takes a queue and reads, or a tag", closes=False)
-    text = b" ".join(words[1:]).rstrip()
-    run = _parse_run(text)
-    if run is not None:
-        return Finish(queue(words[0]), run)
-    options, others = split_options(text.split(), {b"tag"})
-    return Finish(queue(words[0]), parse_reads(others), _text(options, b"tag"))
-
-
-def _release(words: list[bytes], queue: NameParser) -> Release:
-    if not words:
-        raise ClientFault("release takes a queue and reads, a tag or an owner", closes=False)
-    options, others = split_options(words[1:], {b"tag", b"owner", b"delay"})
-    flags = {b"uncounted", b"dead"}.intersection(others)
-    delay = milliseconds(options[b"delay"], "delay") if b"delay" in options else None
-    return Release(
-        queue(words[0]),
-        parse_reads([word for word in others if word not in flags]),
-        _text(options, b"tag"),
-        _text(options, b"owner"),
-        delay,
-        b"uncounted" in flags,
-        b"dead" in flags,
-    )
-
-
-def _extend(words: list[bytes], queue: NameParser) -> Extend | ExtendOwner:
-    if len(words) == 2 and words[0].startswith(b"owner="):
-        options, _ = split_options(words[:1], {b"owner"})
-        return ExtendOwner(_text(options, b"owner"), milliseconds(words[1], "extend"))
-    if len(words) < 2:
-        raise ClientFault("extend takes a queue, milliseconds and reads", closes=False)
-    options, others = split_options(words[2:], {b"tag"})
-    lease, tag = milliseconds(words[1], "extend"), _text(options, b"tag")
-    return Extend(queue(words[0]), lease, parse_reads(others), tag)
-
-
-def _retire(words: list[bytes], queue: NameParser) -> Retire:
-    if len(words) != 3:
-        raise ClientFault("retire takes a queue, a name and an epoch", closes=False)
-    epoch = number(words[2])
-    return Retire(
-        queue(words[0]),
-        _text({b"name": words[1]}, b"name"),
-        -1 if epoch is None else epoch,
-    )
-
-
-def _text(options: dict[bytes, bytes], option: bytes) -> str:
-    """Return the text of an option that names something; empty if it is not given."""
-    if option not in options:
-        return ""
-    try:
-        text = options[option].decode()
-    except UnicodeDecodeError:
-        text = ""
-    if not text:
-        raise ClientFault(
-            f"{option.decode()} takes at most {MAX_OWNER} bytes of text", closes=False
-        )
-    return text
-
-
-def split_line(line: bytes) -> list[bytes]:
-    """Return the words of a line; what follows `finish Q` is one word, as there may be hundreds."""
-    return line.split(None, 2) if line[:7].lower() == b"finish " else line.split()
-
-
-PARSERS: Final[dict[bytes, Callable[[list[bytes], NameParser], Reserve | EndsReads]]] = {
-    b"reserve": _reserve,
-    b"finish": _finish,
-    b"release": _release,
-    b"extend": _extend,
-    b"retire": _retire,
-}
-"""Reads the words behind a command into its request, by the command. Raise as the requests, and
-ClientFault."""
