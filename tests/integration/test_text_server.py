@@ -141,8 +141,7 @@ def test_monitor_opens_reads_that_confirm_confirms(
 ) -> None:
     """The items come as lines, the end is a star; what is not confirmed goes back, in order."""
     client.ask(b"put %b:\n1\n2\n3\n\n" % queue)
-    assert client.ask(b"monitor %b 50 2\n" % queue, 3) == [b":1\n", b":2\n", b"*\n"]
-    assert client.ask(b"monitor %b 50\n" % queue, 2) == [b":3\n", b"*\n"]
+    assert client.ask(b"monitor %b 50\n" % queue, 4) == [b":1\n", b":2\n", b":3\n", b"*\n"]
     assert client.ask(b"confirm %b 4\n" % queue) == [b"-Not that many transactions open.\n"]
     assert client.ask(b"confirm %b 1\n" % queue) == [b"+1\n"]
     assert client.ask(b"confirm %b 0\n" % queue) == [b"+0\n"]
@@ -151,13 +150,30 @@ def test_monitor_opens_reads_that_confirm_confirms(
     assert other.ask(b"get %b\n" % queue) == [b":3\n"]
 
 
+@pytest.mark.parametrize("verb", [b"get", b"peek", b"monitor"])
+def test_each_read_confirms_those_before_it(
+    client: TextClient, other: TextClient, queue: bytes, verb: bytes
+) -> None:
+    """All of them, of this queue only, and whether or not there is another item."""
+    name = queue + verb
+    client.ask(b"put %b:\n1\n2\n3\n\nput else:\nx\n\nget else\n" % name, 3)
+    assert client.ask(b"monitor %b 50 2\n" % name, 3) == [b":1\n", b":2\n", b"*\n"]
+    assert client.ask(b"%b %b\n" % (verb, name)) == [b":3\n"]
+    if verb == b"monitor":
+        assert client.ask(b"") == [b"*\n"]
+    count = b"confirm %b 1\n" % name
+    refused = b"-Not that many transactions open.\n"
+    assert client.ask(count) == [refused if verb == b"peek" else b"+1\n"]
+    client.ask(b"get %b\n%b %b 1\n" % (name, verb, name), 2)
+    client.close()
+    assert other.ask(b"get else 10000\nget %b\n" % name, 2) == [b":x\n", b"*\n"]
+
+
 def test_a_monitor_opens_no_more_than_is_allowed(client: TextClient, queue: bytes) -> None:
-    """Then a get is refused, until something was confirmed."""
+    """The next one confirms them."""
     client.ask(b"put %b:\n%b\n" % (queue, b"x\n" * 9))
     assert client.ask(b"monitor %b 50\n" % queue, 6) == [b":x\n"] * 5 + [b"*\n"]
-    assert client.ask(b"monitor %b 50\n" % queue) == [b"*\n"]
-    assert client.ask(b"confirm %b 5\n" % queue) == [b"+5\n"]
-    assert client.ask(b"get %b\n" % queue) == [b":x\n"]
+    assert client.ask(b"monitor %b 50\n" % queue, 5) == [b":x\n"] * 4 + [b"*\n"]
 
 
 def test_an_item_with_a_linefeed_is_an_error_and_stays(
@@ -188,7 +204,6 @@ def test_items_expire(client: TextClient, queue: bytes) -> None:
     client.ask(b"put %b 60000:\nhere\n\n" % queue)
     assert client.ask(b"flush_expired %b\n" % queue) == [b"+0\n"]  # the put dropped it
     assert client.ask(b"get %b\n" % queue) == [b":here\n"]
-    assert client.ask(b"flush_all_expired\n") == [b"+0\n"]
 
 
 def test_flush_and_delete(client: TextClient, queue: bytes) -> None:
@@ -263,13 +278,13 @@ def test_the_status_refuses_and_the_connection_lives_on(client: TextClient, queu
         assert client.ask(b"status ReadOnly\nstatus\n", 2) == [b"+0\n", b":READONLY\n"]
         for command in (b"put q:\nx\n\n", b"flush %b\n" % queue, b"delete q\n", b"flush_all\n"):
             assert client.ask(command) == [b"-the server is read-only: it takes no writes\n"]
-        assert client.ask(b"peek %b\n" % queue) == [b":2\n"]
+        assert client.ask(b"get %b\n" % queue) == [b":2\n"]
         client.ask(b"status quiescent\n")
         assert client.ask(b"peek q\n") == [b"-the server is quiescent: it serves no queue\n"]
         assert client.ask(b"confirm %b 1\n" % queue) == [b"+1\n"]
     finally:
         client.ask(b"status up\n")
-    assert client.ask(b"get %b\n" % queue) == [b":2\n"]
+    assert client.ask(b"get %b\n" % queue) == [b"*\n"]
 
 
 def test_reload_and_quit(client: TextClient) -> None:

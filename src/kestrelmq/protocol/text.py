@@ -84,7 +84,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Confirm the connection's open read on the queue and open the next; `timeout` is in ms."""
+    """Open a read; `timeout` is in ms. Each command that reads a queue confirms the reads before."""
 
     queue: str
     timeout: int

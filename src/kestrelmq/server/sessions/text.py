@@ -1,8 +1,8 @@
 """The text protocol over one connection.
 
 Every error is a reply; the connection stays open, unless its client speaks HTTP. Items are read
-with open reads of the connection: `get` confirms the one before it, and the reads that are still
-open when the client disconnects are given back.
+with open reads of the connection: a command that reads a queue confirms those of the commands
+before it, and the reads that are still open when the client disconnects are given back.
 """
 
 from collections.abc import Coroutine, Sequence
@@ -186,23 +186,26 @@ class TextRead(ReadHandler):
         self._mode = ReadMode.PEEK if isinstance(command, Peek) else ReadMode.OPEN
 
     def begin(self) -> None:
-        """Take the items that are there, and wait if more are wanted.
+        """Confirm the connection's reads of the queue, as Kestrel does, and then read."""
+        reads, name = self._reads, self._command.queue
+        PendingConfirm(self._connection, reads, name, reads.count(name), self._read).begin()
 
-        Raises:
-            KestrelError: the queue cannot be read.
-        """
+    def _read(self, _touched: tuple[Queue, ...] | None) -> None:
+        """Take the items that are there, and wait if more are wanted."""
+        try:
+            self._take_first()
+        except KestrelError as error:
+            self.fail(error)
+
+    def _take_first(self) -> None:
         context, command = self._context, self._command
-        if isinstance(command, Get):
-            self._confirm_previous()
         context.counters.cmd_peek += isinstance(command, Peek)
         context.counters.cmd_monitor += isinstance(command, Monitor)
         context.check_readable()
-        most = context.config.max_monitor_transactions - self._reads.count(command.queue)
         if isinstance(command, Monitor):
+            most = context.config.max_monitor_transactions
             self._collect(most if command.most is None else min(command.most, most)).begin()
             return
-        if most <= 0 and isinstance(command, Get):
-            raise KestrelError("too many transactions open")
         if not context.has_time_for(command.queue):
             self._collect(1).begin()
             return
@@ -220,12 +223,6 @@ class TextRead(ReadHandler):
     def _collect(self, most: int) -> PendingRead:
         name, seconds = self._command.queue, self._command.timeout / 1000
         return PendingRead(self._connection, self._context, self, name, self._mode, seconds, most)
-
-    def _confirm_previous(self) -> None:
-        taken = self._reads.take_oldest(self._command.queue)
-        if taken is not None:
-            queue, xid = taken
-            queue.confirm(xid)
 
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item; return False when it completes the reply, or cannot be sent."""
