@@ -67,7 +67,7 @@ def test_every_protocol_counts(server: ServerProcess) -> None:
         put(memcache, "short", "six bytes", reply=b"NOT_STORED\r\n")
         memcache.ask(b"set short 0 0 300000\r\n", b"")
         memcache.ask(bytes(300_000) + b"\r\n", b"NOT_STORED\r\n")
-        text.ask(b"put short:\nfive5\nsix six\nfive5\n\n", b"+1\n")
+        text.ask(b"put short:\nfive5\nsix six\nfive5\n\n", b"+2\n")
         assert refused(server, "short") == {"too_large": 3}
         put(memcache, "both", "six bytes", reply=b"NOT_STORED\r\n")
         assert refused(server, "short") == {"too_large": 4}

@@ -18,6 +18,10 @@ CONFIG = """
 max_monitor_transactions = 5
 [queues.small]
 max_items = 2
+[queues.narrow]
+max_item_size = 3
+[queues."narrow+wide"]
+max_item_size = "none"
 [aliases.everything]
 destination_queues = ["left", "right"]
 """
@@ -196,6 +200,15 @@ def test_a_full_queue_takes_what_fits(client: TextClient) -> None:
     """The count says how many, from the first on."""
     assert client.ask(b"put small:\n1\n2\n3\n\n") == [b"+2\n"]
     assert client.ask(b"get small\n") == [b":1\n"]
+
+
+def test_a_refused_item_does_not_stop_those_behind_it(client: TextClient) -> None:
+    """The count says how many were taken, also when it is dropped before it has arrived."""
+    assert client.ask(b"put narrow:\nlong\nabc\nlong\ndef\n\n") == [b"+2\n"]
+    assert client.ask(b"get narrow+wide\n") == [b"*\n"]
+    assert client.ask(b"put narrow:\nlong\nghi\n\n") == [b"+1\n"]
+    assert client.ask(b"get narrow+wide\nget narrow+wide\n", 2) == [b":long\n", b":ghi\n"]
+    assert client.ask(b"get narrow\n" * 4, 4) == [b":abc\n", b":def\n", b":ghi\n", b"*\n"]
 
 
 def test_items_expire(client: TextClient, queue: bytes) -> None:

@@ -298,8 +298,8 @@ class QueueCollection:
                 largest = max(largest, limit)
         return largest
 
-    def count_too_large(self, name: str) -> None:
-        """Count an item for `name` that was refused before it arrived: see `max_item_size`.
+    def count_too_large(self, name: str, count: int = 1) -> None:
+        """Count items for `name` that were refused before they arrived: see `max_item_size`.
 
         Raises:
             QueueUnavailable: an add would be refused for another reason, whatever the item's size.
@@ -309,7 +309,7 @@ class QueueCollection:
             if leaf in self.queues:
                 self.queues[leaf].check_writes()
         for queue in self.destinations(name):
-            queue.refusals.count("too_large")
+            queue.refusals.count("too_large", count)
 
     def beginning_to_delay(self, name: str) -> Generator[None, None, None]:
         """Let the queues that an add to `name` is written to begin to keep delayed items.

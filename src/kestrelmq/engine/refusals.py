@@ -44,11 +44,11 @@ class Refusals:
         self._since_logged: dict[RefusalReason, int] = NOTHING
         self._throttle = Throttle(clock, LOG_INTERVAL)
 
-    def count(self, reason: RefusalReason) -> None:
-        """Count a request that is refused for `reason`, and log it if a line is due."""
-        setattr(self, reason, getattr(self, reason) + 1)
+    def count(self, reason: RefusalReason, number: int = 1) -> None:
+        """Count requests that are refused for `reason`, and log them if a line is due."""
+        setattr(self, reason, getattr(self, reason) + number)
         self._since_logged = own(self._since_logged)
-        self._since_logged[reason] = self._since_logged.get(reason, 0) + 1
+        self._since_logged[reason] = self._since_logged.get(reason, 0) + number
         if self._throttle.passes():
             counts = ", ".join(f"{name} {count}" for name, count in self._since_logged.items())
             log.warning(

@@ -72,14 +72,14 @@ _PUT: Final = "put QUEUE [EXPIRY_MS]:"
 class Put:
     """Add `items`; large ones are memoryviews.
 
-    `expiry` is in ms from now: 0 is never, a negative one has passed. `is_cut` tells whether an
-    item was too large for the queue; it and those after it were dropped.
+    `expiry` is in ms from now: 0 is never, a negative one has passed. `too_large` counts the
+    items that were dropped while they came, because they are too large for the queue.
     """
 
     queue: str
     expiry: int
     items: tuple[bytes | memoryview, ...]
-    is_cut: bool = False
+    too_large: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ class _IncompletePut:
     __slots__ = (
         "_expiry",
         "_fault",
-        "_is_cut",
         "_items",
         "_limit",
         "_queue",
         "_room",
+        "_too_large",
         "room",
     )
 
@@ -155,7 +155,7 @@ class _IncompletePut:
         self._items: list[bytes | memoryview] = []
         # A message, not an exception: its traceback would keep this put and the input alive.
         self._fault: str | None = None
-        self._is_cut = False
+        self._too_large = 0
         self._limit = largest(self._queue)
         self.room = self._room = MAX_PUT_BYTES
         self._make_room(0)
@@ -167,15 +167,18 @@ class _IncompletePut:
     def add(self, item: bytes | memoryview) -> None:
         self._make_room(len(item))
         self._items.append(item)
-        if len(self._items) > MAX_PUT_ITEMS:
-            self.refuse()
+        self._check_count()
 
     def drop(self) -> None:
-        """Drop a too large item and the items after it; refuse the put if the put is too large."""
+        """Drop an item that is too large for the queue; refuse the put if that is too large."""
         if self._limit is not None and self._limit <= self._room:
-            self._is_cut = True
-            self.room = 0
+            self._too_large += 1
+            self._check_count()
         else:
+            self.refuse()
+
+    def _check_count(self) -> None:
+        if len(self._items) + self._too_large > MAX_PUT_ITEMS:
             self.refuse()
 
     def refuse(self) -> None:
@@ -187,7 +190,7 @@ class _IncompletePut:
     def finish(self) -> Put:
         if self._fault is not None:
             raise _fault(self._fault)
-        return Put(self._queue, self._expiry, tuple(self._items), self._is_cut)
+        return Put(self._queue, self._expiry, tuple(self._items), self._too_large)
 
 
 class TextParser:
@@ -213,7 +216,7 @@ class TextParser:
     )
 
     def __init__(self, largest: LargestItem = lambda _: None) -> None:
-        """`largest` gives the size limit of items; a `put` is cut at the first that is larger."""
+        """`largest` gives the size limit of items; larger ones are dropped while they come."""
         self._largest = largest
         self._buffer = bytearray()
         self._scanned = 0

@@ -261,3 +261,13 @@ def test_replies() -> None:
     assert text.error_reply("no\nsuch  thing \u00e9") == b"-no such thing \xc3\xa9\n"
     assert text.can_carry(b"one\rline")
     assert not text.can_carry(b"two\nlines")
+
+
+def test_items_that_are_too_large_count_as_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not kept, but a put without an end must not count them for ever."""
+    monkeypatch.setattr(text, "MAX_PUT_ITEMS", 3)
+    parser = TextParser({"q": 1}.get)
+    parser.receive(b"put q:\n1\n22\n33\n\nput q:\n1\n22\n33\n44\n\n")
+    assert parser.next_command() == Put("q", 0, (b"1",), too_large=2)
+    with pytest.raises(ClientFault, match="a put holds at most 3 items"):
+        parser.next_command()

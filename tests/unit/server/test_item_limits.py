@@ -90,8 +90,8 @@ def test_a_master_with_a_child_that_takes_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 10_000])
-def test_a_put_ends_with_the_first_item_that_is_too_large(cut: int) -> None:
-    """It is not kept, however it arrives, and neither is what comes after it."""
+def test_a_put_goes_on_behind_an_item_that_is_too_large(cut: int) -> None:
+    """Only that is not kept, however it arrives."""
     parser = TextParser({"work": 5}.get)
     stream = b"put work:\none\nfive5\r\n" + b"x" * 2000 + b"\nthree\n\nversion\n"
     commands = []
@@ -100,4 +100,4 @@ def test_a_put_ends_with_the_first_item_that_is_too_large(cut: int) -> None:
         while (command := parser.next_command()) is not None:
             commands.append(command)
         assert len(parser._buffer) <= max(cut, len(b"put work:"))
-    assert commands == [Put("work", 0, (b"one", b"five5"), is_cut=True), Version()]
+    assert commands == [Put("work", 0, (b"one", b"five5", b"three"), too_large=1), Version()]

@@ -2,7 +2,7 @@
 
 If the items are delayed, the queues that keep no such items yet begin to, one after the other. A
 thread writes large items first, so that other clients need not wait (`WrittenAhead`). Then the
-items are added, one slice per turn, until one is refused. A slice is written to the journal before
+items are added, one slice per turn. A slice is written to the journal before
 the next one begins. If a later slice cannot be written, the earlier ones stay and the answer counts
 them; if the first cannot, the answer is the error and nothing was added. A crash leaves the slices
 that were written, none of them acknowledged.
@@ -111,6 +111,8 @@ class PendingPut(PendingRequest):
         "_place",
         "_record",
         "_refuse",
+        "_stops",
+        "_stored",
         "_times",
         "_turn",
         "_written",
@@ -126,6 +128,8 @@ class PendingPut(PendingRequest):
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
         mark: PutMark | None = None,
+        *,
+        stops: bool = True,
     ) -> None:
         """Prepare; `begin` or `write_ahead` begins the work.
 
@@ -138,8 +142,10 @@ class PendingPut(PendingRequest):
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
             mark: that of the first item, if a producer is named; the others are numbered from it.
+            stops: whether the first item that is refused ends the put.
         """
         self._mark = mark
+        self._stops = stops
         self._connection = connection
         self._context = context
         self._name = name
@@ -147,7 +153,7 @@ class PendingPut(PendingRequest):
         self._times = times
         self._answer = answer
         self._refuse = refuse
-        self._next = self._written = self._place = 0
+        self._next = self._stored = self._written = self._place = 0
         self._turn = -1
         self._is_writing = self._is_cancelled = False
         # Lets queues begin to keep delayed items; None once that is done, or not needed.
@@ -256,26 +262,26 @@ class PendingPut(PendingRequest):
 
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
-        connection, is_first = self._connection, not self._written
+        connection, first = self._connection, self._next
         try:
             has_more = self._add_slice()
             destinations = self._context.collection.destinations(
                 self._name, due=self._times.due, mark=self._mark
             )
-            for place in range(self._written, self._next + 1):
+            for place in range(first, self._next + 1):
                 if place in self._large:  # the alias may have others by now
                     destinations += self._large[place].targets
             queues = tuple(dict.fromkeys(destinations))
-            if has_more or not is_first:
+            if has_more or first:
                 for queue in queues:
                     queue.write_now()
         except KestrelError as error:
             self._fail(error)
             return
-        self._written = self._next
+        self._written = self._stored
         if not has_more:
             self._finish()
-            self._answer(self._next, queues)
+            self._answer(self._stored, queues)
         elif self._is_cancelled:
             self._finish()
         else:
@@ -290,7 +296,9 @@ class PendingPut(PendingRequest):
         last = min(self._next + self._slice_items(), len(items))
         while self._next < last and size < SLICE_BYTES:
             data = items[self._next]
-            if not self._add_item(data):
+            if self._add_item(data):
+                self._stored += 1
+            elif self._stops:
                 return False
             self._next += 1
             size += len(data)
@@ -319,7 +327,7 @@ class PendingPut(PendingRequest):
         return None if self._mark is None else self._mark.of_next(place)
 
     def _fail(self, error: KestrelError) -> None:
-        """Answer with the number of items written so far; if there are none, with the error."""
+        """Answer with the number of items stored so far; if there are none, with the error."""
         self._finish()
         if self._written:
             self._answer(self._written, None)

@@ -132,8 +132,8 @@ class TextSession(LineSession):
 
     def _put(self, put: Put) -> None:
         connection = self._connection
-        if put.is_cut:
-            self._context.collection.count_too_large(put.queue)
+        if put.too_large:
+            self._context.collection.count_too_large(put.queue, put.too_large)
         PendingPut(
             connection,
             self._context,
@@ -142,6 +142,7 @@ class TextSession(LineSession):
             self._context.item_times(put.expiry, 0),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             partial(_refuse, connection),
+            stops=False,
         ).begin()
 
     def _answer_confirm(self, count: int, touched: tuple[Queue, ...] | None) -> None:
