@@ -214,8 +214,10 @@ def test_status(tmp_path: Path) -> None:
                 )
             holder.ask(b"confirm work 1\r\n", b"END\r\n")
             for bad in (b"down", b"sideways"):
-                reply = wire.ask_until(b"status " + bad + b"\r\n", b"\r\n")
-                assert reply.startswith(b"CLIENT_ERROR ")
+                with Wire(server) as refused:
+                    reply = refused.ask_until(b"status " + bad + b"\r\n", b"\r\n")
+                    assert reply.startswith(b"CLIENT_ERROR ")
+                    refused.expect_close()
         server.restart()
         with Wire(server) as wire:
             wire.ask(b"status\r\n", b"QUIESCENT\r\n")

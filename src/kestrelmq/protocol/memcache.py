@@ -548,8 +548,9 @@ class Parser:
             text = option.decode(errors="replace")
             if option.startswith(b"t="):
                 timeout = _number(option[2:])
-                if timeout is None or timeout < 0:
+                if timeout is None:
                     raise ClientFault("t= takes milliseconds", closes=False)
+                timeout = max(timeout, 0)
             elif text in flags:
                 flags[text] = True
             elif text:

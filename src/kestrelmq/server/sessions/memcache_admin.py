@@ -83,7 +83,7 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
         case GetStatus():
             return memcache.line(context.status.status.value)
         case SetStatus(name):
-            return _set_status(context, name)
+            return _set_status(context, connection, name)
         case KillClient(number):
             return KILLED if kill_client(context, number) else NOT_FOUND
         case Version():
@@ -190,10 +190,11 @@ def _dump(context: ServerContext, what: str, names: tuple[str, ...]) -> Pieces:
         yield memcache.dump(name, found) if found else None
 
 
-def _set_status(context: ServerContext, name: str) -> bytes:
+def _set_status(context: ServerContext, connection: Connection, name: str) -> bytes:
     try:
         context.status.set(Status.parse(name))
     except ValueError as error:
+        connection.closing = True  # as in Kestrel
         return memcache.client_error(str(error))
     except StatusNotSaved as error:
         return memcache.server_error(str(error))
