@@ -1,9 +1,10 @@
-"""Recognising clients of other protocols: HTTP, and memcached's binary protocol.
+"""Recognising clients of other protocols: HTTP, TLS, and memcached's binary protocol.
 
 A web page can make any browser that opens it send an HTTP request, with a body of the page's
 choice, to any port that the browser can reach. The first two lines of such a request come before
 the body and identify it. A session that sees one of them closes the connection, so no line of the
-body is read as a command.
+body is read as a command. Likewise a page can choose what is in a TLS hello, but not its first
+byte; and whatever else speaks first is no command.
 """
 
 import struct
@@ -11,6 +12,15 @@ from typing import Final
 
 BINARY_REQUEST: Final = b"\x80"
 """The first byte of every binary request; no text command begins with it."""
+
+TLS_HELLO: Final = b"\x16"
+"""The first byte of a TLS connection; no command begins with it."""
+MEMCACHED_COMMANDS: Final = frozenset(
+    b"set add replace append prepend cas get gets gat gats touch delete incr decr mg ms md ma mn me"
+    b" stats version verbosity flush_all quit shutdown slabs lru lru_crawler watch cache_memlimit"
+    b" refresh_certs misbehave debugtime extstore".split()
+)
+"""memcached's own commands: a connection may begin with each, served or not."""
 
 _BINARY_HEADER: Final = struct.Struct(">BBHBBHI4sQ")
 _BINARY_RESPONSE: Final = 0x81

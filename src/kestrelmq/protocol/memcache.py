@@ -36,7 +36,7 @@ from urllib.parse import unquote_to_bytes
 
 from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.foreign import BINARY_REQUEST, is_http
+from kestrelmq.protocol.foreign import BINARY_REQUEST, MEMCACHED_COMMANDS, is_http
 from kestrelmq.protocol.managing import (
     MAX_SEARCH,
     Browse,
@@ -825,6 +825,17 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"extend": Parser._extend,
     b"retire": Parser._retire,
 }
+
+
+def check_first(line: bytes) -> None:
+    """Raise ClientFault if the first line of a connection has no command, of memcached either."""
+    words = line.split(None, 1)
+    if not words:
+        raise ClientFault("empty line", closes=True)
+    verb = words[0].lower()
+    if verb not in _VERBS and verb not in MEMCACHED_COMMANDS:
+        _check_protocol(line)
+        raise ClientFault(f"unknown command {_printable(verb)}", closes=True)
 
 
 def _check_protocol(line: bytes) -> None:

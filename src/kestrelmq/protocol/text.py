@@ -20,7 +20,8 @@ per line, then an empty line.
 
 An error is "-MESSAGE". A command that is malformed or too long is read to its end and dropped. The
 end of a malformed `put` is the next empty line, so that its items are never read as commands. Only
-HTTP closes the connection. Empty lines between commands are ignored.
+HTTP, TLS and a first line that is no command close the connection. Empty lines between commands are
+ignored.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.foreign import is_http
+from kestrelmq.protocol.foreign import MEMCACHED_COMMANDS, TLS_HELLO, is_http
 from kestrelmq.protocol.managing import (
     Confirm,
     Delete,
@@ -84,7 +85,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Open a read; `timeout` is in ms. Each command that reads a queue confirms the reads before."""
+    """Open a read; `timeout` is in ms. This confirms the reads before, and so do the next two."""
 
     queue: str
     timeout: int
@@ -207,9 +208,10 @@ class TextParser:
     __slots__ = (
         "_buffer",
         "_dropping",
+        "_is_first",
         "_largest",
         "_overlong",
-        "_overlong_put",
+        "_overlong_word",
         "_put",
         "_scanned",
         "has_more",
@@ -221,7 +223,8 @@ class TextParser:
         self._buffer = bytearray()
         self._scanned = 0
         self._overlong = False
-        self._overlong_put = False
+        self._overlong_word = b""
+        self._is_first = True
         # Whether the lines up to the next empty one belong to a `put` that was refused.
         self._dropping = False
         self._put: _IncompletePut | None = None
@@ -239,6 +242,9 @@ class TextParser:
                 after it.
         """
         self.has_more = False
+        if self._is_first and self._buffer.startswith(TLS_HELLO):
+            self._is_first = False
+            return Quit()
         for _ in range(_LINES_AT_ONCE):
             line = self._next_line()
             if line is None:
@@ -249,8 +255,9 @@ class TextParser:
                 self._dropping = bool(line) or overlong
             elif put is None:
                 if overlong:
-                    self._dropping = self._overlong_put
-                    raise _fault(f"a line has at most {MAX_LINE_BYTES} bytes")
+                    self._dropping = _is_put([self._overlong_word])
+                    message = f"a line has at most {MAX_LINE_BYTES} bytes"
+                    raise _fault(message, closes=self._is_foreign(self._overlong_word))
                 if command := self._parse(bytes(line)):
                     return command
             elif overlong:
@@ -302,13 +309,15 @@ class TextParser:
         if not self._overlong:
             self._overlong = True
             if self._put is None:
-                self._overlong_put = _is_put(begin[:MAX_LINE_BYTES].split(maxsplit=1))
+                words = bytes(begin[:MAX_LINE_BYTES]).split(maxsplit=1)
+                self._overlong_word = words[0] if words else b""
 
     def _parse(self, line: bytes) -> Command | None:
         """Return the command in `line`; None when it is empty or the first line of a `put`."""
         words = line.split()
         if not words:
             return None
+        closes = self._is_foreign(words[0])
         try:
             if _is_put(words):
                 self._begin_put(words)
@@ -316,12 +325,19 @@ class TextParser:
             if (parse := _PARSERS.get(words[0].lower())) is None:
                 # Only the line of a `put` ends in a colon: treat the lines after it as its items.
                 self._dropping = words[-1].endswith(b":")
-                raise _fault("unknown command")
+                raise _fault("unknown command", closes=closes)
             return parse(words[1:])
         except ClientFault:
             if is_http(line):
                 raise ClientFault("this is no HTTP server", closes=True) from None
             raise
+
+    def _is_foreign(self, word: bytes) -> bool:
+        """Whether a line that begins with `word` is the client's first, and is no command."""
+        is_first, self._is_first = self._is_first, False
+        verb = word.lower()
+        is_command = verb in _PARSERS or verb in MEMCACHED_COMMANDS or _is_put([verb])
+        return is_first and not is_command
 
     def _begin_put(self, words: list[bytes]) -> None:
         try:
@@ -431,8 +447,8 @@ def _count(word: bytes) -> int:
     return number
 
 
-def _fault(message: str) -> ClientFault:
-    return ClientFault(message, closes=False)
+def _fault(message: str, *, closes: bool = False) -> ClientFault:
+    return ClientFault(message, closes=closes)
 
 
 # --- replies ---

@@ -109,8 +109,10 @@ Outcome = Command | str
 
 
 def outcomes(chunks: Iterable[bytes]) -> list[Outcome]:
-    """Return the commands and the messages of the faults in what comes in `chunks`."""
+    """Return the commands and the messages of the faults in `chunks`, which follow a first line."""
     parser = TextParser()
+    parser.receive(b"version\n")
+    assert parser.next_command() == Version()
     found: list[Outcome] = []
     for chunk in chunks:
         parser.receive(chunk)
@@ -164,6 +166,38 @@ def test_a_long_line_is_dropped_while_it_comes() -> None:
     parser.receive(b"\nversion\n")
     with pytest.raises(ClientFault, match="at most 8192"):
         parser.next_command()
+    assert parser.next_command() == Version()
+
+
+@pytest.mark.parametrize(
+    ("line", "closes"),
+    [
+        (b"EHLO me", True),
+        (b"\x80\0", True),
+        (b":", True),
+        (b"x" * 10_000, True),
+        (b" " * 10_000, True),
+        (b"set q 0 0 1", False),
+        (b"Verbosity 1", False),
+        (b"get", False),
+        (b"put q", False),
+        (b"put:", False),
+        (b"get " + b"q" * 10_000, False),
+        (b"put " + b"q" * 10_000 + b":", False),
+    ],
+)
+def test_only_the_first_line_must_be_a_command(line: bytes, *, closes: bool) -> None:
+    """A word of memcached's is one, and empty lines are none; what is wrong later is an error."""
+    parser = TextParser()
+    parser.receive(b"\r\n\n" + line + b"\n\n")
+    with pytest.raises(ClientFault) as fault:
+        parser.next_command()
+    assert fault.value.closes is closes
+    assert parser.next_command() is None
+    parser.receive(line + b"\n\nversion\n")
+    with pytest.raises(ClientFault) as fault:
+        parser.next_command()
+    assert not fault.value.closes
     assert parser.next_command() == Version()
 
 

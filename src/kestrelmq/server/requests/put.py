@@ -118,7 +118,7 @@ class PendingPut(PendingRequest):
         "_written",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # the last two concern one protocol each
         self,
         connection: Connection,
         context: ServerContext,

@@ -17,8 +17,8 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.journal.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
-from kestrelmq.protocol.managing import Confirm, ListClients, Quit, Shutdown, Version
+from kestrelmq.protocol.foreign import BINARY_REQUEST, TLS_HELLO, binary_refusal
+from kestrelmq.protocol.managing import Confirm, ListClients, Quit, Shutdown
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -67,8 +67,9 @@ from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
-_FIRST_LINE: Final = b"version\r\n"
-_FIRST_REQUEST: Final = Version()
+_NO_LINE: Final = TLS_HELLO
+"""What is compared with the input while no line is remembered; it closes the connection at once."""
+_NO_REQUEST: Final = Quit()
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -94,8 +95,9 @@ class MemcacheSession(LineSession):
         self._header_request: Get | None = None
         # The last request line that was not too long to cache, with its line end, and its request:
         # clients often repeat a line.
-        self._line = _FIRST_LINE
-        self._request: Request = _FIRST_REQUEST
+        self._line = _NO_LINE
+        self._request: Request = _NO_REQUEST
+        self._is_first = True
         # What the last line with the number of a producer's item has in common with the next.
         self._numbered: NumberedLine | None = None
         # The request of the last line that was not the same; None if it was malformed.
@@ -140,7 +142,7 @@ class MemcacheSession(LineSession):
             else:
                 position = body
                 if len(self._line) > MAX_CACHED_LINE:
-                    self._line, self._request = _FIRST_LINE, _FIRST_REQUEST
+                    self._line, self._request = _NO_LINE, _NO_REQUEST
                 self._serve_other(request)
         return data[position:] if position < end else b""
 
@@ -159,7 +161,10 @@ class MemcacheSession(LineSession):
     def _parse_new(self, data: bytes, position: int, end: int) -> Request | None:
         """Parse the line in `data`; when it is malformed, reply and return None."""
         line = data[position:end]
+        is_first, self._is_first = self._is_first, False
         try:
+            if is_first:
+                memcache.check_first(line)
             if len(line) > MAX_CACHED_LINE:
                 return self._parse_long(line[:-1])
             if SEQUENCE in line:
