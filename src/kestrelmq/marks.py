@@ -50,8 +50,8 @@ class PutMark:
         return PutMark(self.producer, self.sequence + count, self.sequence + count - 1)
 
 
-def check_mark(mark: PutMark, count: int = 1) -> None:
-    """Raise ValueError, which says why, if no producer can number `count` items from a mark on."""
+def check_mark(mark: PutMark) -> None:
+    """Raise ValueError, which says why, if no producer can number an item so."""
     name = mark.producer
     try:
         text = name.decode()
@@ -61,7 +61,7 @@ def check_mark(mark: PutMark, count: int = 1) -> None:
         raise ValueError(f"a producer's name has 1 to {MAX_PRODUCER} bytes")
     if not text.isprintable() or " " in text or "/" in text:
         raise ValueError("a producer's name has no spaces, slashes or control characters")
-    if not 0 <= mark.sequence <= MAX_SEQUENCE - max(count - 1, 0):
+    if not 0 <= mark.sequence <= MAX_SEQUENCE:
         raise ValueError(f"a sequence number is from 0 to {MAX_SEQUENCE}")
 
 

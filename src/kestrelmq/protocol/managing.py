@@ -1,8 +1,4 @@
-"""Requests about whole queues, about clients and about the server, for every protocol.
-
-Each request checks itself: making one that asks for what no server does raises ValueError, whose
-message is for the client. Names of queues are checked elsewhere.
-"""
+"""Requests about whole queues, about clients and about the server, for every protocol."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -31,13 +27,6 @@ class Browse:
     search: bytes = b""
     is_pattern: bool = False
 
-    def __post_init__(self) -> None:
-        """Check it. Raises ValueError."""
-        if self.offset < 0 or self.count < 0:
-            raise ValueError("browse takes whole numbers")
-        if len(self.search) > MAX_SEARCH:
-            raise ValueError(f"what to search for has at most {MAX_SEARCH} bytes")
-
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -54,11 +43,6 @@ class Move:
     target: str | None
     count: int | None
     copies: bool = False
-
-    def __post_init__(self) -> None:
-        """Check it. Raises ValueError."""
-        if self.count is not None and self.count < 0:
-            raise ValueError("a number of items is not below 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +123,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class ListClients:
-    """List the clients that are connected, but for the first `offset` of them."""
-
-    offset: int = 0
-
-    def __post_init__(self) -> None:
-        """Check it. Raises ValueError."""
-        if self.offset < 0:
-            raise ValueError("an offset is not below 0")
+    """List the clients that are connected."""
 
 
 @dataclass(frozen=True, slots=True)

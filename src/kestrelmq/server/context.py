@@ -163,7 +163,7 @@ class ServerContext:
             request.end_wait()
             yield
 
-    def item_times(self, lifetime: int, delay: int) -> ItemTimes:
+    def item_times(self, lifetime: int, delay: int = 0) -> ItemTimes:
         """Return the times of an item that is delayed by `delay` ms and lives for `lifetime` ms.
 
         It lives from when it is due; a lifetime of 0 has no end.

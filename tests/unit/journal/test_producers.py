@@ -130,14 +130,6 @@ def test_what_producers_can_be_called() -> None:
             check_mark(PutMark(b"p", number))
 
 
-def test_the_numbers_of_several_items() -> None:
-    """The last of them, too, is one that a producer can have."""
-    check_mark(PutMark(b"p", MAX_SEQUENCE - 1), 2)
-    check_mark(PutMark(b"p", MAX_SEQUENCE), 0)
-    with pytest.raises(ValueError, match="a sequence number is from 0 to"):
-        check_mark(PutMark(b"p", MAX_SEQUENCE), 2)
-
-
 def notes_in(records: bytes) -> list[Note]:
     """Return the notes in SAVE_XID records."""
     reader = NoteReader()

@@ -141,7 +141,7 @@ class PendingPut(PendingRequest):
             times: when they expire and are due.
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
-            mark: that of the first item, if a producer is named; the others are numbered from it.
+            mark: that of the only item, if a producer is named.
             stops: whether the first item that is refused ends the put.
         """
         self._mark = mark
@@ -188,7 +188,7 @@ class PendingPut(PendingRequest):
         large = {}
         try:
             for place in places:
-                one = prepared(self._context, self._name, self._times, self._mark_of(place))
+                one = prepared(self._context, self._name, self._times, self._mark)
                 if one is not None:
                     large[place] = one
         except KestrelError as error:
@@ -318,13 +318,11 @@ class PendingPut(PendingRequest):
         large = self._large.get(self._next)
         if large is not None:
             return large.add()
-        times, mark = self._times, self._mark_of(self._next)
+        times = self._times
         item = bytes(data)  # no copy, but of a memoryview
-        return context.collection.add(self._name, item, times.expiry, due=times.due, mark=mark)
-
-    def _mark_of(self, place: int) -> PutMark | None:
-        """Return the mark of the item at `place`, if a producer is named."""
-        return None if self._mark is None else self._mark.of_next(place)
+        return context.collection.add(
+            self._name, item, times.expiry, due=times.due, mark=self._mark
+        )
 
     def _fail(self, error: KestrelError) -> None:
         """Answer with the number of items stored so far; if there are none, with the error."""

@@ -148,9 +148,8 @@ def _answer_later(
 def listing(context: ServerContext, request: Stats | Dump | ListClients) -> Pieces:
     """Return the pieces of the reply to `stats`, a dump or `clients`."""
     match request:
-        case ListClients(offset):
-            found = connected_clients(context, offset)
-            yield from (memcache.client(one.fields()) for one in found)
+        case ListClients():
+            yield from (memcache.client(one.fields()) for one in connected_clients(context))
         case Stats(None):
             yield from _all_stats(context)
         case Stats(str(name)):

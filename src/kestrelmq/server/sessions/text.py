@@ -139,7 +139,7 @@ class TextSession(LineSession):
             self._context,
             put.queue,
             put.items,
-            self._context.item_times(put.expiry, 0),
+            self._context.item_times(put.expiry),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             partial(_refuse, connection),
             stops=False,

@@ -338,7 +338,7 @@ class ThriftSession(Session):
                     self.context,
                     name,
                     items,
-                    self.context.item_times(expiration, 0),
+                    self.context.item_times(expiration),
                     lambda count, queues: self.answer(header, count, queues),
                     lambda error: self.refuse(header, error),
                 ).begin()
