@@ -404,7 +404,10 @@ def test_a_queue_is_created_with_settings_of_its_own(admin: Admin) -> None:
     wanted["declared"] = {"max_items": 2}
     assert admin.ask("POST", f"{API}/queues", wanted).status == 200
     shown = admin.get(f"{API}/queues/replies").json["settings"]
-    assert (shown["keep_journal"], shown["max_items"]) == ("true", "2")
+    assert (shown["keep_journal"], shown["max_items"]) == ("false", "2")
+    wanted["declared"] = {"keep_journal": True}
+    refused = admin.ask("POST", f"{API}/queues", wanted)
+    assert (refused.status, refused.code) == (422, "invalid_configuration")
     wanted["declared"] = {"max_age": 1e20}
     refused = admin.ask("POST", f"{API}/queues", wanted)
     assert (refused.status, refused.code) == (422, "invalid_configuration")

@@ -35,10 +35,7 @@ REACHED = {
     "kept": {"rotate", "remove_old", "clear", "replace", "remove"},
     "kept, rewritten": {"rotate", "remove_old", "clear", "replace", "remove"},
     "killed in between": {"rotate", "replace", "remove"},
-    "journal switched": {"place", "_set_aside_files", "replace", "remove"},
-    "begun over a pack": {"place", "_set_aside_files"},
-    "journal switched beside a worker": {"place", "replace", "remove"},
-    "new dialects": {"rotate"},
+    "new dialects": {"_rotate"},
 }
 
 

@@ -39,7 +39,6 @@ FOLLOWER = "for whoever follows a file by its length; the queue is the same"
 DISK = (
     "what a directory on disk does; tests/unit/journal/test_disk_syncs.py watches the system calls"
 )
-AGAIN = "the last sync of the switch does it again; this one shows in time that it fails"
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
     "journal/replacement.py Replacement.clear: self._directory.sync()": LOADING,
@@ -58,12 +57,6 @@ UNSEEN = {
     "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
         "only after a sync that failed; tests/unit/engine/test_rotation.py"
     ),
-    "engine/queue.py Queue.discard_file: directory.remove(file)": TEMPORARY,
-    "journal/writer.py StartingJournal.discard: self._directory.remove(self._temporary)": TEMPORARY,
-    "journal/writer.py StartingJournal.discard: self._directory.remove(self._queue)": (
-        "only after a failure; tests/unit/engine/test_journal_settings.py"
-    ),
-    "journal/writer.py StartingJournal.place: directory.sync()": AGAIN,
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,
     "spark/pipelines/archive.py _check_same_queues: rename_durably(unfinished, staging)": TASKS,
@@ -90,6 +83,7 @@ UNSEEN_SWAPS = {
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
     ("rename(queue_files.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,
     ("save_tail: directory.sync()", "rename(queue_files.queue, rotated)"): "another sync follows",
+    (f"{SHARED} < sync", "rename(queue_files.queue, rotated)"): "another sync follows",
     ("remove(name)", "Replacement.remove_old: self._directory.sync()"): (
         "the pack is there until the sync, and while it is, an old file means nothing"
     ),
@@ -103,7 +97,6 @@ UNSEEN_SWAPS = {
     ("self._directory.rename(self.pack, self.name)", "self._directory.sync()"): LOADING,
     ("clean_up: directory.sync() #2", "rename(placed, queue)"): LOADING,
     ("rename(placed, queue)", "directory.sync()"): LOADING,
-    ("rename(self._temporary, self._queue)", "StartingJournal.place: directory.sync()"): AGAIN,
     **{
         (f"{CLEANED} < {caller}", "clean_up: directory.sync() #2"): LOADING
         for caller in ("load_queue", "run", "take_place")

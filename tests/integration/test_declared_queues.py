@@ -79,7 +79,7 @@ def test_an_empty_queue_expires_and_is_forgotten(server: ServerProcess) -> None:
 
 
 def test_what_cannot_be_declared_is_told(server: ServerProcess) -> None:
-    """And nothing is created."""
+    """And nothing is created, or changed."""
     with Wire(server) as wire:
         for words in (
             b"both max_items=1",
@@ -89,6 +89,11 @@ def test_what_cannot_be_declared_is_told(server: ServerProcess) -> None:
         ):
             reply = wire.ask_until(b"declare " + words + b"\r\n", b"\r\n")
             assert reply.startswith(b"CLIENT_ERROR "), reply
+        put(wire, "kept", "x")
+        reply = wire.ask_until(b"declare kept journal=no\r\n", b"\r\n")
+        assert reply.startswith(b"CLIENT_ERROR ")
+        assert reply.endswith(b"delete it first\r\n")
+        assert settings(wire, "kept")["keep_journal"] == "true"
         wire.ask(b"status readonly\r\n", b"END\r\n")
         wire.ask_until(b"declare work\r\n", b"SERVER_ERROR ")
     assert not (server.queue_path / "~~queues").exists()

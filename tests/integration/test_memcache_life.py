@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq import PersistentQueue, QueuePathLocked
+from tests.admin.conftest import Admin
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value, wait_for
@@ -233,29 +234,33 @@ def test_status_file(tmp_path: Path) -> None:
         assert (server.queue_path / "~~status").read_text() == "WRITEAVOID\n"
 
 
-def test_a_journal_may_be_turned_on_and_off(tmp_path: Path) -> None:
-    """What was added before is safe once the reload is answered; off, nothing is kept."""
-    settings = "[queues.jobs]\nkeep_journal = {}\nmax_memory_size = {}\n"
+def test_a_journal_is_turned_on_by_a_restart(tmp_path: Path) -> None:
+    """A reload says what is not in force, in the log and over HTTP, and shows what is."""
+    settings = "[queues.jobs]\nkeep_journal = {}\nmax_items = {}\n"
     file = tmp_path / "kestrelmq.toml"
-    with running_server(tmp_path, config=settings.format("false", 100)) as server:
+    with running_server(tmp_path, config=settings.format("false", 9)) as server:
         with Wire(server) as wire:
             put(wire, "jobs", "before")
-            file.write_text(settings.format("true", 100))
+            file.write_text(settings.format("true", 1))
             wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
+            staying = "keep_journal of jobs: delete and create them, or restart"
+            until(lambda: f"not put in force: {staying}" in server.output)
+            answer = Admin(server).ask("POST", "/api/v1/reload")
+            assert answer.json == {"needs_restart": [staying]}
+            shown = wire.ask_until(b"dump_config jobs\r\n", b"END\r\n").decode()
+            assert "keep_journal=false" in shown
+            assert "max_items=1" in shown
+            put(wire, "jobs", "refused", reply=b"NOT_STORED\r\n")
+        server.restart()
+        with Wire(server) as wire:
+            wire.ask(b"get jobs\r\n", b"END\r\n")
             put(wire, "jobs", "after")
-            assert "keep_journal=true" in wire.ask_until(b"dump_config jobs\r\n", b"END").decode()
+            shown = wire.ask_until(b"dump_config jobs\r\n", b"END\r\n").decode()
+            assert "keep_journal=true" in shown
         server.kill9()
         server.start()
         with Wire(server) as wire:
-            file.write_text(settings.format("false", 1))
-            wire.send(b"reload\r\n")
-            assert b"11 bytes" in wire.until(b"\r\n")
-            assert "keep_journal=true" in wire.ask_until(b"dump_config jobs\r\n", b"END").decode()
-            file.write_text(settings.format("false", 100))
-            wire.until(b"\r\n")
-            wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
-            assert not list((tmp_path / "queues").glob("jobs*"))
-            wire.ask(b"get jobs\r\n", value("jobs", "before") + b"END\r\n")
+            wire.ask(b"get jobs\r\n", value("jobs", "after") + b"END\r\n")
 
 
 @pytest.mark.parametrize("by_signal", [False, True])

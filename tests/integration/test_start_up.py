@@ -35,11 +35,11 @@ from kestrelmq.engine import collection
 
 load_queue = collection.load_with_delayed
 
-def gated(directory, plan, memory, clock, pace):
+def gated(directory, plan, memory, clock, pace, **others):
     while plan.queue not in ("short", "old") and (directory.path / "~~gate").exists():
         time.sleep(0.01)
         pace()
-    return load_queue(directory, plan, memory, clock, pace)
+    return load_queue(directory, plan, memory, clock, pace, **others)
 
 collection.load_with_delayed = gated
 from kestrelmq.cli.main import main; main()
@@ -51,9 +51,9 @@ from kestrelmq.engine import collection
 
 load_queue = collection.load_with_delayed
 
-def slow(*arguments):
+def slow(*arguments, **others):
     time.sleep(3.0)
-    return load_queue(*arguments)
+    return load_queue(*arguments, **others)
 
 collection.load_with_delayed = slow
 from kestrelmq.cli.main import main; main()

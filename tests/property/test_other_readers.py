@@ -241,7 +241,8 @@ class Served:
             case "dialect":
                 dialect = DIALECTS[number % 2]
                 self.config = self.config.model_copy(update={"journal_dialect": dialect})
-                self.queue.configure(self.config)
+                self.collection.close()
+                self.come_up()
             case "restart":
                 self.collection.close()
                 self.come_up()

@@ -282,7 +282,7 @@ class QueueMachine(QueuesMachine):
     @precondition(lambda self: not self.broken)
     @rule(dialect=st.sampled_from(["documented", "kestrel-2"]))
     def change_dialect(self, dialect: str) -> None:
-        """Put another dialect in force."""
+        """Have another dialect from the next start on, or when the queue is created again."""
         self.configure(journal_dialect=dialect)
 
     @precondition(lambda self: not self.broken)
@@ -294,8 +294,8 @@ class QueueMachine(QueuesMachine):
     def configure(self, **settings: object) -> None:
         """Put other settings in force, also for later starts."""
         self.queues.config = self.queues.config.model_copy(update=settings)
-        self.queue.configure(self.queues.config)
-        self.collection.commits.note_change(self.queue)  # as a reload does
+        config = self.collection.config.model_copy(update={"default": self.queues.config})
+        self.collection.reload(config)
 
     # --- time, the worker, the disk ---
 

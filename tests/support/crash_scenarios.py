@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import run_to_end
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.records import item
@@ -40,7 +39,6 @@ class Run:
     Attributes:
         states: what the model held after each commit, the one under way included.
         ended: how deletions that were begun ended.
-        switched: what could not be put in force when the journal was switched.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class Run:
         self.delayed: list[tuple[int, bytes]] = []
         self.added = 0
         self.ended: list[JournalError | None] = []
-        self.switched: list[list[str]] = []
         self._synced = synced
         self._safe = self._committed = 0
         self.start()
@@ -84,69 +81,6 @@ class Run:
         self.states.append(state)
         self.waiting = deque(state)
         self.answered()
-
-    def configure(self, **settings: object) -> None:
-        """Put other settings in force."""
-        self.config = self.config.model_copy(update=settings)
-        config = ServerConfig(queue_path=self.directory.path, default=self.config)
-        self.collection.reload(config)
-
-    def configure_journal(self, *, keep_journal: bool) -> None:
-        """Switch the journal on or off; in between, any earlier state may be found."""
-        self._safe = self._committed = 0
-        if keep_journal:
-            self.note()
-        else:
-            self.states += [(), None]
-            self._mark()
-        self.configure(keep_journal=keep_journal)
-        self.answered(safe=True)
-
-    def leave_pack(self) -> None:
-        """Leave an empty pack, and a file that it replaced, as a crash does."""
-        self.directory.append_to("jobs.2.pack").close()
-        self.directory.sync()
-        file = self.directory.append_to("jobs.1")
-        file.append(item(self.clock.now(), 0, b"what a pack replaced"))
-        file.close()
-
-    def begin_switch(self, *, keep_journal: bool) -> None:
-        """Begin to switch the journal on or off, which a worker does; see `configure_journal`."""
-        self._safe = self._committed = 0
-        self.note()
-        if not keep_journal:
-            self.states += [(), None]
-            self._mark()
-        self.config = self.config.model_copy(update={"keep_journal": keep_journal})
-        settings = ServerConfig(queue_path=self.directory.path, default=self.config)
-        run_to_end(self.collection.reloading(settings, self.switched.append))
-
-    def end_switch(self) -> None:
-        """The journal is switched."""
-        assert self.switched.pop() == []
-        if self.config.keep_journal:
-            self.note()
-        else:
-            self.states.append(None)
-        self.answered(safe=True)
-
-    def change_in_switch(self) -> None:
-        """Add an item, and take the head off, while the journal is switched."""
-        self.add_in_memory(may_be_found=True)
-        self.collection.obtain("jobs").remove()
-        self.waiting.popleft()
-        self.note()
-        assert not self.collection.commits.commit()
-
-    def add_in_memory(self, *, may_be_found: bool = False) -> None:
-        """Add an item while there is no journal, or one that is being switched."""
-        data = b"%d in memory" % self.added
-        self.added += 1
-        self.collection.obtain("jobs").add(data)
-        self.waiting.append(data)
-        if may_be_found:
-            self.note()
-        assert not self.collection.commits.commit()
 
     @property
     def queue(self) -> Queue:
@@ -524,7 +458,7 @@ def deleted(run: Run) -> None:
 def deleted_beside_a_worker(run: Run) -> None:
     """Is deleted by a worker, takes items meanwhile, and is begun again before its files go."""
     worker = HeldWorker()
-    run.collection.tasks.worker = worker
+    run.collection.deletions.worker = worker
     for _ in range(2):
         for _ in range(8):
             run.add(15)
@@ -597,67 +531,15 @@ def killed_in_between(run: Run) -> None:
 
 
 def new_dialects(run: Run) -> None:
-    """Has its dialect changed to and fro, with reads open."""
-    for dialect in ("kestrel-2", "documented", "kestrel-2"):
+    """Is started with one dialect, then with the other, with reads open."""
+    for dialect in ("kestrel-2", "documented") * 2:
         for _ in range(3):
             run.add()
-        held = run.open_read()
-        run.configure(journal_dialect=dialect)
         run.open_read()
-        run.unremove(held)
+        run.config = run.config.model_copy(update={"journal_dialect": dialect})
+        run.restart()
+        run.open_read()
         run.remove()
-
-
-def journal_switched(run: Run) -> None:
-    """Has its journal switched off and on again, and files left from before it was off."""
-    for _ in range(8):
-        run.add(15)
-    run.configure_journal(keep_journal=False)
-    run.add_in_memory()
-    run.configure_journal(keep_journal=True)
-    for _ in range(8):
-        run.add(15)
-    for has_pack in (True, False):
-        run.kill()
-        if has_pack:
-            run.leave_pack()
-        run.config = run.config.model_copy(update={"keep_journal": False})
-        run.start()
-        run.waiting.clear()
-        run.add_in_memory()
-        run.configure_journal(keep_journal=True)
-        for _ in range(8):
-            run.add(15)
-
-
-def begun_over_a_pack(run: Run) -> None:
-    """Begins a journal where only a pack, and what that replaced, are left from another time."""
-    assert run.queue.name == "jobs"
-    run.leave_pack()
-    run.add_in_memory()
-    run.configure_journal(keep_journal=True)
-    for _ in range(9):
-        run.add(15)
-    while run.waiting:
-        run.remove()
-
-
-def switched_beside_a_worker(run: Run) -> None:
-    """Has its journal switched off and on again, and is used between the steps of the worker."""
-    worker = HeldWorker()
-    run.collection.tasks.worker = worker
-    for number in range(8):
-        run.add(15)
-        if number == 4:
-            run.sync()
-    for keep_journal in (False, True):
-        run.begin_switch(keep_journal=keep_journal)
-        while worker:
-            run.change_in_switch()
-            worker.step()
-        run.end_switch()
-    run.add(15)
-    run.remove()
 
 
 TINY = QueueConfig(
@@ -722,21 +604,6 @@ SCENARIOS = {
         0,
     ),
     "killed in between": (killed_in_between, TINY, 50_000),
-    "journal switched": (
-        journal_switched,
-        TINY.model_copy(update={"max_memory_size": 150}),
-        50_000,
-    ),
-    "begun over a pack": (
-        begun_over_a_pack,
-        TINY.model_copy(update={"keep_journal": False}),
-        50_000,
-    ),
-    "journal switched beside a worker": (
-        switched_beside_a_worker,
-        TINY.model_copy(update={"max_memory_size": 250}),
-        50_000,
-    ),
     "new dialects": (new_dialects, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
 }
 

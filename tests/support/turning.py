@@ -58,7 +58,7 @@ class Turning:
         self._counters = Counters()
         if writer is None:
             writer = ThreadWorker(self._loop.call_soon_threadsafe)
-        self._writer = self.collection.tasks.worker = self.collection.commits.writer = writer
+        self._writer = self.collection.deletions.worker = self.collection.commits.writer = writer
         self.parser = Parser(self._config.memcache_dialect, queue_name_error)
         self._thrift_reads = ThriftOpenReads()
 

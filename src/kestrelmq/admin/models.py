@@ -638,7 +638,7 @@ class Reloaded(_Model):
     """The result of a reload of the configuration."""
 
     needs_restart: list[str]
-    """Settings that changed but take effect only after a restart."""
+    """Settings that changed but take effect only after a restart; for queues, which of them."""
 
 
 class ErrorDetail(_Model):

@@ -1159,7 +1159,8 @@ class Planner:
         Args:
             queue: its name.
             fanout_only: whether items go to its fanout children only.
-            journal: whether its items are written to disk; None as for other queues.
+            journal: whether its items are written to disk; None as for other queues. It cannot be
+                changed while the queue exists.
             expires: seconds after which it is deleted when it is empty; None as for other queues.
             max_age: the longest time in seconds that an item may wait; None as for other queues.
             max_items: the most items that it may hold; None as for other queues.

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from kestrelmq.errors import JournalError
 from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
@@ -140,10 +139,6 @@ class Backlog(JournalFollower):
         self.refill_below = self.total_items = self.put_bytes = 0
         if state.behind is not None:
             self.behind = ReadBehind(state.behind, state.behind_items, state.behind_bytes)
-        self.follow(journal)
-
-    def follow(self, journal: FileJournal | NoJournal) -> None:
-        """Use `journal` for reading behind from now on."""
         self._journal = journal
         if isinstance(journal, FileJournal):
             journal.follower = self
@@ -306,24 +301,6 @@ class Backlog(JournalFollower):
         behind = self.behind
         if behind is not None and not self.memory and not behind.reader.large:
             raise too_few_items(self._files)
-
-    def read_back_beyond_limit(self) -> None:
-        """Read a piece of what is behind back into memory, however much that holds.
-
-        Raises:
-            JournalError: the journal is damaged, or items are missing; nothing has changed.
-            OSError: the journal cannot be read; nothing has changed.
-        """
-        behind = self.behind
-        if behind is None:
-            return
-        items, size = behind.read(self._files, READ_AHEAD)
-        if not items:
-            raise JournalError(f"queue {self._name}: {behind.items} items cannot be read")
-        self.memory.extend(items)
-        self.memory_bytes += size
-        if not behind.items:
-            self._leave_read_behind()
 
     def _leave_read_behind(self) -> None:
         """Leave read-behind: all items are in memory, or the rest is no longer wanted."""

@@ -7,9 +7,9 @@ known but unusable; its files are not touched. Queues may be loaded while others
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -21,16 +21,21 @@ from kestrelmq.engine.deadline_watch import DeadlineWatch
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.durability import Committable, GroupCommit, sync_now
-from kestrelmq.engine.journal_switch import begin_journal, end_journal, prepare_dialect
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.reservations import Owners
-from kestrelmq.engine.worker import InlineWorker, Task, Tasks, Worker, run_to_end
+from kestrelmq.engine.worker import InlineWorker, run_to_end
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead, add_to_each
-from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import (
+    InvalidDeclaration,
+    InvalidQueueName,
+    JournalError,
+    KestrelError,
+    QueueUnavailable,
+)
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
     Directory,
@@ -44,7 +49,7 @@ from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed
 from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.writer import FileJournal
+from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 
@@ -53,10 +58,10 @@ _CLOCK_STEP: Final = 0.05
 _IDLE_AT_ONCE: Final = 500
 """Most queues to check in one piece of a sweep, if they have nothing to do."""
 
-SettingsDone = Callable[[list[str]], None]
-"""Called with descriptions of the settings that could not be put in force."""
-DeclareDone = Callable[[KestrelError | None], None]
-"""Called with the reason why a queue was not declared; with None if it was."""
+_FIXED: Final = ("keep_journal", "journal_dialect")
+"""The settings of a queue that are in force from when it is created or loaded, until it is gone."""
+_NAMED: Final = 3
+"""Most queues that the answer to a reload names for each of those."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +77,6 @@ class QueueCollection:
         creates, deletes, expires: how many queues were created, deleted or expired since start.
         retired: what deleted queues had counted.
         guard: watches that the queue path is not replaced.
-        tasks: the long changes of queues: deletions, and settings that are put in force.
         deletions: deletes queues.
         disk_space: what is free on the disk of the queue path, as last read.
         registry: what clients have set for single queues.
@@ -109,9 +113,10 @@ class QueueCollection:
         # By how much the wall clock was ahead of the monotonic one (seconds).
         self._clock_ahead = clock.now() / 1000 - clock.monotonic()
         self._directory = directory or DiskDirectory(Path(config.queue_path))
+        # Queues without a journal that have files of one all the same, from another time.
+        self._with_old_files: set[str] = set()
         self.registry = QueueRegistry(self._directory, clock)
-        self.tasks = Tasks()
-        self.deletions = Deletions(self.tasks, self._deleted, self.registry.save)
+        self.deletions = Deletions(self._deleted, self.registry.save)
         self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
@@ -184,17 +189,23 @@ class QueueCollection:
         """
         name = queue_files.queue
         config = self._configured(name)
-        if not queue_files.present and not _is_journaled(config):
-            return self._new_queue(name, config)  # it was declared
         if not config.keep_journal:
-            log.warning(
-                "queue %s keeps no journal; its files are left alone", name, extra={"queue": name}
-            )
+            if queue_files.present or queue_files.delayed:
+                self._with_old_files.add(name)
+                log.warning(
+                    "queue %s keeps no journal; its files are left alone",
+                    name,
+                    extra={"queue": name},
+                )
             return self._new_queue(name, config)
         try:
-            memory = config.max_memory_size
             found, delayed = load_with_delayed(
-                self._directory, queue_files, memory, self._clock, pace
+                self._directory,
+                queue_files,
+                config.max_memory_size,
+                self._clock,
+                pace,
+                dialect=config.journal_dialect,
             )
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
@@ -214,8 +225,8 @@ class QueueCollection:
             self._register(found)
             if found.delayed_damage is not None:
                 log.error("%s", found.delayed_damage, extra={"queue": name})
-            if found.config is not self._configured(name):  # or its dialect or a reload changed it
-                self._put_in_force((found,), _are_logged)
+            if found.config is not self._configured(name):  # or a reload changed it
+                self._put_in_force(found)
         else:
             log.error("%s", found, extra={"queue": name})
             self.damaged[name] = found
@@ -339,16 +350,23 @@ class QueueCollection:
 
     def _create(self, name: str) -> Queue:
         config = self._configured(name)
-        if not _is_journaled(config):
-            return self._register(self._new_queue(name, config))
-        journal = FileJournal(
-            self._directory, name, {}, self._clock, after=self.deletions.newest(name)
-        )
+        journal = None
+        if config.keep_journal:
+            if name in self._with_old_files:
+                raise QueueUnavailable(
+                    f"queue {name} cannot be created: it has journal files from another time, "
+                    "which the next start loads"
+                )
+            journal = FileJournal(
+                self._directory, name, {}, self._clock, after=self.deletions.newest(name)
+            )
+        queue = self._new_queue(name, config, journal)
         try:
-            journal.open()
+            queue.open_journal()
         except OSError as error:
+            queue.close()
             raise QueueUnavailable(f"queue {name} cannot be created: {error}") from error
-        return self._register(self._new_queue(name, config, journal))
+        return self._register(queue)
 
     def _new_queue(
         self,
@@ -499,66 +517,45 @@ class QueueCollection:
     # --- declaring and pausing ---
 
     def declare(self, name: str, settings: QueueConfig) -> Queue:
-        """Do what `begin_declaring` does; return the queue. Raises what that passes to `done`."""
-        failures: list[KestrelError | None] = []
-        self.begin_declaring(name, settings, failures.append, InlineWorker())
-        for failure in failures:
-            if failure is not None:
-                raise failure
-        return self.obtain(name)
+        """Create a queue with settings of its own, or give it others; return it.
 
-    def begin_declaring(
-        self, name: str, settings: QueueConfig, done: DeclareDone, worker: Worker | None = None
-    ) -> None:
-        """Create a queue with settings of its own, or give it others.
-
-        They stand between those that it inherits and those of its table in the configuration. This
-        is in force when `done` is called; `registry.save` tells when it is on disk.
+        They stand between those that it inherits and those of its table in the configuration. They
+        are in force at once; `registry.save` tells when they are on disk.
 
         Args:
             name: the queue's name.
             settings: its settings, of those in `DECLARABLE`; they replace what was declared before.
-            done: called at the end. With a QueueUnavailable or JournalError, the queue's journal
-                cannot be kept, or ended, as declared, and nothing has changed.
-            worker: used instead of that of the tasks.
 
         Raises:
-            InvalidDeclaration: other settings are given.
+            InvalidDeclaration: other settings are given; or the queue exists, and `keep_journal` is
+                not as it is.
             InvalidQueueName, QueueUnavailable: as `obtain`.
         """
         check_declarable(settings)
-        if name not in self.queues:
+        queue = self.queues.get(name)
+        if queue is None:
             self._check_creatable(name)
-        before = self.registry.entry(name).declared
-        self._set_declared(name, settings)
-
-        def ended(refused: list[str]) -> None:
-            failure = self._declared(name, refused)
-            if failure is None:
-                done(None)
-            elif self.registry.entry(name).declared is settings:  # nobody declared it since
-                self._set_declared(name, before)
-                self._put_in_force(self._family(name), lambda _refused: done(failure), worker)
-            else:
-                done(failure)
-
-        self._put_in_force(self._family(name), ended, worker)
-
-    def _set_declared(self, name: str, settings: QueueConfig | None) -> None:
-        self.registry.put(name, replace(self.registry.entry(name), declared=settings))
-
-    def _declared(self, name: str, refused: list[str]) -> KestrelError | None:
-        """Make sure that a declared queue exists; return why it cannot be as declared."""
+        elif "keep_journal" in settings.model_fields_set and (
+            settings.keep_journal != queue.config.keep_journal
+        ):
+            raise InvalidDeclaration(
+                f"whether queue {name} keeps a journal cannot be changed: delete it first"
+            )
+        entry = self.registry.entry(name)
+        self.registry.put(name, replace(entry, declared=settings))
         try:
-            self.obtain(name)
-        except KestrelError as error:
-            return error
-        return JournalError("; ".join(refused)) if refused else None
+            queue = self.obtain(name)
+        except KestrelError:
+            self.registry.put(name, entry)
+            raise
+        self._put_family_in_force(name)
+        return queue
 
-    def _family(self, name: str) -> list[Queue]:
-        """Return the queue, and its children, whose settings depend on what is declared for it."""
-        names = (name, *self._children.get(name, ()))
-        return [self.queues[one] for one in names if one in self.queues]
+    def _put_family_in_force(self, name: str) -> None:
+        """Put the settings in force that depend on what is declared for a queue: its children's."""
+        for one in (name, *self._children.get(name, ())):
+            if one in self.queues:
+                self._put_in_force(self.queues[one])
 
     def pause(self, name: str, operations: Paused) -> bool:
         """Pause operations of a queue, besides what is paused; return False if it does not exist.
@@ -659,7 +656,7 @@ class QueueCollection:
         self._resting.forget(queue)
         self.commits.note_change(queue)
         self._connect_fanout(family)
-        self._put_in_force(self._family(name), _are_logged)  # its children inherit less now
+        self._put_family_in_force(name)  # its children inherit less now
         self.deletes += 1
         self.retired.total_items += queue.backlog.total_items
         self.retired.get_hits += queue.get_hits
@@ -719,7 +716,7 @@ class QueueCollection:
     def _sweeping(self, queue: Queue) -> Generator[None, None, None]:
         try:
             yield from queue.sweeping()
-            if self._clock.now() > queue.ends_at and queue not in self.tasks:
+            if self._clock.now() > queue.ends_at and queue not in self.deletions:
                 log.info(
                     "deleting queue %s: it is empty and older than max_queue_age",
                     queue.name,
@@ -741,18 +738,13 @@ class QueueCollection:
         run_to_end(self.ticking())
 
     def ticking(self) -> Generator[None, None, None]:
-        """Do the upkeep of journals that is due by time, one queue after the other.
-
-        The journal of a draining queue is removed once the queue is empty.
-        """
+        """Do the upkeep of journals that is due by time, one queue after the other."""
         self.check_path()
         for queue in (yield from self._finding_restless()):
             if queue.is_closed:
                 continue
             try:
                 queue.tick()
-                if queue.is_draining and queue not in self.tasks:
-                    self.tasks.begin(queue, self._drained(queue), _nobody, _is_logged)
             except Exception:
                 log.exception(
                     "the upkeep of the journal of queue %s failed",
@@ -835,22 +827,18 @@ class QueueCollection:
     # --- configuration ---
 
     def reload(self, config: ServerConfig) -> list[str]:
-        """Do all of `reloading`; return what that passes to `done`."""
-        refused: list[str] = []
-        run_to_end(self.reloading(config, refused.extend, InlineWorker()))
-        return refused
+        """Do all of `reloading`; return what that does."""
+        return run_to_end(self.reloading(config))
 
-    def reloading(
-        self, config: ServerConfig, done: SettingsDone, worker: Worker | None = None
-    ) -> Generator[None, None, None]:
-        """Begin to put the settings of queues and aliases in force, one queue after the other.
+    def reloading(self, config: ServerConfig) -> Generator[None, None, list[str]]:
+        """Put the settings of queues and aliases in force, one queue after the other.
 
         Aliases, and queues that are created from now on, have their new settings at once.
 
-        Args:
-            config: the settings.
-            done: called when all that can be in force is in force.
-            worker: used instead of that of the tasks.
+        Yields after each short piece of work.
+
+        Returns:
+            What stays as it is until queues are created or loaded again, for the reply.
         """
         self._set_aliases(config)
         known = (self.queues, self._masked, self.damaged, self.loading.expected)
@@ -858,11 +846,24 @@ class QueueCollection:
         for warning in config_warnings(config, masked):
             log.warning("%s", warning)
         yield
-        waiting = _Refused(done)
+        staying: dict[str, list[str]] = {setting: [] for setting in _FIXED}
         for queue in self._everything():
-            self._begin_settings(queue, waiting, worker)
+            for setting in self._put_in_force(queue):
+                staying[setting].append(queue.name)
             yield
-        waiting.end()
+        return [_stays(setting, names) for setting, names in staying.items() if names]
+
+    def _put_in_force(self, queue: Queue) -> list[str]:
+        """Put a queue's settings in force; return those of `_FIXED` that stay as they are."""
+        if queue.is_closed:
+            return []
+        self.commits.note_change(queue)
+        wanted, now = self._configured(queue.name), queue.config
+        staying = [one for one in _FIXED if getattr(wanted, one) != getattr(now, one)]
+        if staying:
+            wanted = _with_journal(wanted, now.keep_journal, now.journal_dialect)
+        queue.configure(wanted)
+        return staying
 
     def _set_aliases(self, config: ServerConfig) -> None:
         """Use a new configuration: its aliases mask queues of the same names."""
@@ -877,80 +878,6 @@ class QueueCollection:
             self.commits.note_change(queue)
         for name in self._children:
             self._connect_fanout(name)
-
-    def _put_in_force(
-        self, queues: Iterable[Queue], done: SettingsDone, worker: Worker | None = None
-    ) -> None:
-        """Put the settings of `queues` in force; `done` and `worker` are as in `reloading`."""
-        waiting = _Refused(done)
-        for queue in queues:
-            if queue.config != self._configured(queue.name) or queue in self.tasks:
-                self._begin_settings(queue, waiting, worker)
-        waiting.end()
-
-    def _begin_settings(self, queue: Queue, waiting: "_Refused", worker: Worker | None) -> None:
-        """Begin to put a queue's settings in force."""
-
-        def failed(error: Exception) -> list[str]:
-            log.error(
-                "the settings of queue %s were not put in force",
-                queue.name,
-                exc_info=error,
-                extra={"queue": queue.name},
-            )
-            return [f"the settings of queue {queue.name} stay as they are: {error!r}"]
-
-        self.tasks.begin(queue, self._settings(queue), waiting.add_task(), failed, worker)
-
-    def _settings(self, queue: Queue) -> Task[list[str]]:
-        """Put a queue's settings in force; return descriptions of those that stay as they are."""
-        if queue.is_closed:
-            return []
-        self.commits.note_change(queue)
-        config = self._configured(queue.name)
-        failure = yield from self._with_journal(queue, config)
-        refused = []
-        if failure is not None:
-            stays = {name: getattr(queue.config, name) for name in ("keep_journal", "fanout_only")}
-            refused.append(f"keep_journal of queue {queue.name} stays as it is: {failure}")
-            log.error("%s", refused[-1])
-            config = config.model_copy(update=stays)
-        yield from prepare_dialect(queue, config)
-        yield from self._configure(queue, config)
-        return refused
-
-    def _with_journal(self, queue: Queue, config: QueueConfig) -> Task[JournalError | None]:
-        """Turn a queue's journal on or off, as its settings say; return why that failed."""
-        if isinstance(queue.journal, FileJournal):
-            if not config.keep_journal:
-                return (yield from end_journal(queue, config.max_memory_size))
-        elif _is_journaled(config) or (config.keep_journal and _has_items(queue)):
-            after = self.deletions.newest(queue.name)
-            return (yield from begin_journal(queue, self._directory, self._clock, config, after))
-        return None
-
-    def _configure(self, queue: Queue, config: QueueConfig) -> Task[None]:
-        if not queue.is_closed:
-            queue.configure(config)
-            yield from self._drained(queue)
-
-    def _drained(self, queue: Queue) -> Task[None]:
-        """Remove the journal of a draining queue if the queue is empty; `ticking` tries it again.
-
-        Fanout-only queues keep nothing, and so are not journaled.
-        """
-        if not queue.is_draining or queue.is_closed or _has_items(queue):
-            return
-        failure = yield from end_journal(queue, queue.config.max_memory_size)
-        if failure is not None:
-            log.warning(
-                "the journal of queue %s cannot be removed: %s",
-                queue.name,
-                failure,
-                extra={"queue": queue.name},
-            )
-        elif not queue.is_closed:
-            queue.configure(queue.config)
 
 
 class Mover:
@@ -968,31 +895,6 @@ class Mover:
     def prepare(self, name: str, size: int, deliveries: int) -> LargePut | None:
         """Prepare to do so with a large item."""
         return self._collection.prepare_large(name, size, 0, deliveries)
-
-
-class _Refused:
-    """Collects the settings that several tasks could not put in force, until all are over."""
-
-    def __init__(self, done: SettingsDone) -> None:
-        """`done` is called once, after `end` and all tasks."""
-        self._done = done
-        self._refused: list[str] = []
-        self._running = 1
-
-    def add_task(self) -> SettingsDone:
-        """Wait for another task; return what is to be called with its result."""
-        self._running += 1
-        return self._ended
-
-    def end(self) -> None:
-        """No more tasks are added."""
-        self._ended([])
-
-    def _ended(self, refused: list[str]) -> None:
-        self._refused += refused
-        self._running -= 1
-        if not self._running:
-            self._done(self._refused)
 
 
 def _in_turn(
@@ -1044,25 +946,17 @@ def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:
     return QueueUnavailable(f"queue {name} cannot be loaded: {error}")
 
 
-def _is_journaled(config: QueueConfig) -> bool:
-    return config.keep_journal and not config.fanout_only
+@lru_cache(maxsize=64)
+def _with_journal(config: QueueConfig, keep_journal: object, dialect: Dialect) -> QueueConfig:
+    """Return settings with other values of those in `_FIXED`; very many queues may share them."""
+    return config.model_copy(update={"keep_journal": keep_journal, "journal_dialect": dialect})
 
 
-def _has_items(queue: Queue) -> bool:
-    """Whether a queue has items that wait, that are delayed, or that readers have."""
-    return bool(len(queue) or queue.open or queue.delayed_items)
-
-
-def _are_logged(_refused: list[str]) -> None:
-    """Do nothing with settings that could not be put in force: they were logged."""
-
-
-def _is_logged(error: Exception) -> None:
-    log.error("the journal of a queue was not removed", exc_info=error)
-
-
-def _nobody(_result: None) -> None:
-    """Do nothing: nobody waits for the end of the task."""
+def _stays(setting: str, names: Sequence[str]) -> str:
+    """Describe, for the reply to a reload, which queues keep the value of a setting."""
+    named = ", ".join(names[:_NAMED])
+    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{setting} of {named}{others}: delete and create them, or restart"
 
 
 def _log_failure(name: str, failure: JournalError | None) -> None:

@@ -16,19 +16,21 @@ So such a queue, which is empty, is gone at once: its files hold nothing, replac
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final
 
+from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import SaveDone
-from kestrelmq.engine.worker import Task, Tasks, Worker, let_others_run
+from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import UnnamedFiles
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""
-
+Steps = Generator[Job, BaseException | None, JournalError | None]
+"""A deletion. It yields jobs, and is sent what each raised, or None; returns why it failed."""
 
 _TOLD_AT_ONCE: Final = 300
 """How many readers that wait for a deleted queue are told in one turn."""
@@ -37,22 +39,29 @@ log = logging.getLogger(__name__)
 
 
 class Deletions:
-    """Deletes the queues of a collection."""
+    """Deletes the queues of a collection.
 
-    def __init__(
-        self, tasks: Tasks, gone: Callable[[Queue], None], save: Callable[[SaveDone], None]
-    ) -> None:
+    Attributes:
+        worker: does what waits for the disk.
+    """
+
+    def __init__(self, gone: Callable[[Queue], None], save: Callable[[SaveDone], None]) -> None:
         """Start with none.
 
         Args:
-            tasks: runs the deletions, and other long changes of the queues.
             gone: called with a deleted queue, to close it; then no client can use it.
             save: saves what is left of what clients have set for queues.
         """
-        self._tasks = tasks
+        self.worker: Worker = InlineWorker()
         self._gone = gone
         self._save = save
         self._newest: dict[str, int] = {}
+        # Who waits for the end of the deletion of each queue.
+        self._waiting: dict[Queue, list[DeletionDone]] = {}
+
+    def __contains__(self, queue: Queue) -> bool:
+        """Whether a queue is being deleted."""
+        return queue in self._waiting
 
     def newest(self, name: str) -> int:
         """Return the timestamp (ms) up to which files with a queue's name are being removed."""
@@ -66,32 +75,42 @@ class Deletions:
         *,
         is_empty: bool = False,
     ) -> None:
-        """Delete a queue.
+        """Delete a queue; if it is being deleted already, only tell how that ends.
 
         Args:
             queue: the queue to delete.
             done: called at the end; before this returns if the worker runs jobs at once.
-            worker: used instead of that of the tasks.
+            worker: used instead of `self.worker`.
             is_empty: whether the queue is empty and must be gone at once.
         """
+        if queue in self._waiting:
+            self._waiting[queue].append(done)
+            return
+        self._waiting[queue] = [done]
+        self._proceed(queue, self._steps(queue, is_empty=is_empty), worker or self.worker, None)
 
-        def ended(failure: JournalError | None) -> None:
+    def _proceed(
+        self, queue: Queue, steps: Steps, worker: Worker, error: BaseException | None
+    ) -> None:
+        """Do what follows a job that has ended with `error`, and begin the next one."""
+        try:
+            job = steps.send(error)
+        except StopIteration as end:
+            failure: JournalError | None = end.value
+        except Exception as bug:
+            log.exception("queue %s was not deleted", queue.name, extra={"queue": queue.name})
+            failure = JournalError(f"queue {queue.name} was not deleted: {bug!r}")
+        else:
+            worker.run(job, partial(self._proceed, queue, steps, worker))
+            return
+        for done in self._waiting.pop(queue):
             if failure is None:
                 self._save(done)
             else:
-                done(failure)
+                done(JournalError(str(failure)))  # a new error for each
 
-        def failed(error: Exception) -> JournalError:
-            log.error(
-                "queue %s was not deleted", queue.name, exc_info=error, extra={"queue": queue.name}
-            )
-            return JournalError(f"queue {queue.name} was not deleted: {error!r}")
-
-        deletion = self._deletion(queue, is_empty=is_empty)
-        self._tasks.begin(queue, deletion, ended, failed, worker)
-
-    def _deletion(self, queue: Queue, *, is_empty: bool) -> Task[JournalError | None]:
-        """Delete a queue, unless another task did; return the reason if it was not deleted."""
+    def _steps(self, queue: Queue, *, is_empty: bool) -> Steps:
+        """Delete a queue, unless it is closed."""
         if queue.is_closed:
             return None
         try:
@@ -116,8 +135,13 @@ class Deletions:
             del self._newest[queue.name]
         return None if failure is None else queue.removal_failed(failure)
 
-    def _close(self, queue: Queue) -> Task[None]:
+    def _close(self, queue: Queue) -> Generator[Job, object, None]:
         """Close a deleted queue, and tell the readers that wait, of whom there may be thousands."""
         self._gone(queue)
         while queue.tell_closed(_TOLD_AT_ONCE):
-            yield let_others_run
+            yield _let_others_run
+
+
+def _let_others_run(pause: Pause) -> None:
+    """Do nothing: a job between two steps, so that they do not hold up others."""
+    pause()

@@ -20,8 +20,7 @@ class QueueLimits:
         max_item_size: as in the settings.
         max_age: as in the settings, but in milliseconds.
         fanout_only: whether only the children take items.
-        memory_only: whether items can be held only in memory, because there is no journal, or soon
-            will be none.
+        memory_only: whether items can be held only in memory, because there is no journal.
         reads_paused: whether readers find the queue empty; see `Queue.pause`.
         writes_paused: whether adding is refused.
     """

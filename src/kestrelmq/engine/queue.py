@@ -61,10 +61,9 @@ from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull,
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
-from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.names import AHEAD, NEXT, delayed_name, temporary_name
+from kestrelmq.journal.names import AHEAD, delayed_name, temporary_name
 from kestrelmq.journal.notes import (
     ItemNote,
     counted,
@@ -94,7 +93,6 @@ from kestrelmq.journal.records import (
     save_xid,
     unremove,
 )
-from kestrelmq.journal.replacement import MemorySource
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
     Reservation,
@@ -105,13 +103,7 @@ from kestrelmq.journal.reservations import (
     retired_note,
     unreserved_note,
 )
-from kestrelmq.journal.writer import (
-    Dialect,
-    FileJournal,
-    JournalRemoval,
-    NoJournal,
-    StartingJournal,
-)
+from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.tags import parse_tag
 
@@ -180,8 +172,6 @@ class Queue(Committable):
         targets: the queues whose journals an add must be written to: the children, and this queue.
         create_time: when it was created (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
-        is_draining: whether it takes no more items, and its journal is to be removed once it is
-            empty.
         histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
         refusals: how many requests were refused, by reason.
@@ -204,8 +194,8 @@ class Queue(Committable):
     ) -> None:
         """Start with `state`, which was replayed from `journal`.
 
-        Its open reads are given back, except those that are reserved. `open_journal` opens a
-        journal that was loaded; until `configure` after that, the queue keeps its dialect.
+        Its open reads are given back, except those that are reserved. `open_journal` opens the
+        journal.
         """
         self.name = name
         self.config = config
@@ -218,23 +208,30 @@ class Queue(Committable):
         given_back = sorted((xid for xid in state.open if xid not in reserved.by_xid), reverse=True)
         for xid in given_back:
             state.unremove(xid)
-        dialect = journal.dialect if isinstance(journal, FileJournal) else None
-        if dialect not in {None, config.journal_dialect}:
-            # Only a journal that is open can change its dialect.
-            config = self.config = config.model_copy(update={"journal_dialect": dialect})
         # In the journal these reads are still open. The first write adds that they are given back,
         # or what became of them.
         prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
         prelude += [*map(unremove, given_back), *map(confirm_remove, sorted(reserved.unconfirmed))]
         self.changes = Changes(b"".join(prelude))
         self.backlog = Backlog(name, journal, state)
-        self.reads = OpenReads(state.last_xid, dialect or "documented", state.open, reserved)
+        self.reads = OpenReads(state.last_xid, config.journal_dialect, state.open, reserved)
         self.waiters: OrderedDict[Waiter, None] = NOBODY
-        self._upkeep: Upkeep | None = None
+        self._upkeep = (
+            Upkeep(
+                journal,
+                self.backlog,
+                self.reads,
+                self.changes,
+                commits.worker,
+                clock,
+                config,
+                self.write_now,
+            )
+            if isinstance(journal, FileJournal)
+            else None
+        )
         self._delayed: DelayedItems[Queue] | None = None
         self.delayed_damage: str | None = None
-        # Where the journal's files are, or were.
-        self._directory = journal.directory if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...] = ()
         self.targets: tuple[Queue, ...] = (self,)
         self.histograms: object = None
@@ -262,10 +259,9 @@ class Queue(Committable):
         # Whether an expired item can neither be moved nor be set aside, so that the items behind it
         # cannot be read.
         self._is_blocked = False
-        # Whether it was closed; whether there is a journal, but all items must fit in memory: see
-        # `stay_in_memory`; whether nothing may be added or taken, as far as `tick` knows: see
+        # Whether it was closed; whether nothing may be added or taken, as far as `tick` knows: see
         # `_is_suspect`.
-        self._closed = self._stays_in_memory = self._was_suspect = False
+        self._closed = self._was_suspect = False
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped. And how many items were behind those.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
@@ -283,10 +279,16 @@ class Queue(Committable):
             self.reads.reservations.begin_leases(clock.monotonic())
 
     def open_journal(self) -> None:
-        """Open the journals, which were only loaded until now. Raises OSError."""
+        """Open the journals, which were only loaded until now. Raises OSError.
+
+        A queue that is `fanout_only` gets no file before it takes items.
+        """
         for queue in self.with_companion:
-            if isinstance(queue.journal, FileJournal):
-                queue.journal.open()
+            journal = queue.journal
+            if isinstance(journal, FileJournal) and not (
+                journal.is_new and queue.config.fanout_only
+            ):
+                journal.open()
         if self.next_deadline is not None:
             self._commits.watch_deadlines(self)
 
@@ -295,9 +297,10 @@ class Queue(Committable):
     def configure(self, config: QueueConfig) -> None:
         """Put other settings in force; the queue keeps its items.
 
+        `keep_journal` and `journal_dialect` must be as they are: those that it was made with.
+
         This is the one place that knows which part each setting concerns.
         """
-        journal = self.journal
         readers = config.allowed_client_ids_for_dequeue
         if readers is not None and readers != self.config.allowed_client_ids_for_dequeue:
             self._refuse_waiters()
@@ -306,7 +309,6 @@ class Queue(Committable):
             config.allowed_client_ids_for_dequeue is not None
             or config.allowed_client_ids_for_enqueue is not None
         )
-        self.is_draining = config.fanout_only and isinstance(journal, FileJournal)
         self._set_limits()
         if self._limits.max_age is not None:
             self._expiring = True
@@ -315,8 +317,8 @@ class Queue(Committable):
         self._is_traced = config.enable_trace
         self._sync_period = config.sync_journal
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
-        if isinstance(journal, FileJournal):
-            self._configure_journal(journal, config)
+        if self._upkeep is not None:
+            self._upkeep.configure(config)
         self._set_needs_checks()
         if self._delayed is not None:
             self._delayed.companion.configure(companion_settings(config))
@@ -325,54 +327,9 @@ class Queue(Committable):
                 self.write_now()
             self._upkeep.trim_memory()
 
-    def _configure_journal(self, journal: FileJournal, config: QueueConfig) -> None:
-        if self._upkeep is None:
-            self._upkeep = self._new_upkeep(journal, config)
-        else:
-            self._upkeep.configure(config)
-        wanted: Dialect = config.journal_dialect
-        if journal.dialect not in {None, wanted}:
-            if not self._end_file(journal):
-                wanted = self.reads.dialect  # the next reload tries again
-                # `config` must show the dialect that is in force.
-                self.config = config.model_copy(update={"journal_dialect": wanted})
-            elif wanted == "documented":
-                # Xids count on from the last-used one, which kestrel-2 files need not contain.
-                self.changes.prelude += save_xid(self.reads.last_xid)
-        journal.dialect = self.reads.dialect = wanted
-
-    def _end_file(self, journal: FileJournal) -> bool:
-        """Begin a new file, because each file has one dialect; return False if that fails."""
-        self.changes.places = None
-        with contextlib.suppress(JournalError):  # the changes are taken back; the commit reports it
-            self.write_now()
-        try:
-            journal.end_file()
-        except OSError as error:
-            log.warning(
-                "the journal of queue %s keeps its dialect: %s",
-                self.name,
-                error,
-                extra={"queue": self.name},
-            )
-            return False
-        return True
-
-    def _new_upkeep(self, journal: FileJournal, config: QueueConfig) -> Upkeep:
-        return Upkeep(
-            journal,
-            self.backlog,
-            self.reads,
-            self.changes,
-            self._commits.worker,
-            self._clock,
-            config,
-            self.write_now,
-        )
-
     def _set_limits(self) -> None:
         """Compute the limits anew; `_set_needs_checks` must follow."""
-        memory_only = self._stays_in_memory or isinstance(self.journal, NoJournal)
+        memory_only = isinstance(self.journal, NoJournal)
         self._limits = QueueLimits.of(self.config, self.paused, memory_only=memory_only)
         self._is_limited = self._limits != NO_LIMITS
 
@@ -968,8 +925,6 @@ class Queue(Committable):
         if self.delayed_damage is not None:
             raise QueueUnavailable(self.delayed_damage)
         journal = self.journal
-        if isinstance(journal, StartingJournal):
-            raise QueueUnavailable(f"the journal of queue {self.name} is being begun")
         if isinstance(journal, NoJournal):
             return self._begin_delaying(LoadedDelayed(journal, ReadTable()))
         if journal.is_ending:
@@ -1127,8 +1082,7 @@ class Queue(Committable):
             if file is not None:
                 self.discard_file(file)  # unless it was used
             if isinstance(error, OSError):
-                if isinstance(self.journal, FileJournal):  # else it was turned off meanwhile
-                    self._fail(error)
+                self._fail(error)
             elif error is not None:
                 log.error(
                     "a delayed item of queue %s was not written",
@@ -1153,11 +1107,11 @@ class Queue(Committable):
             delayed.companion.write_now()
             if file is not None and self._takes_files:
                 self._append_file(record, file, None, is_noted=True)
-            elif type(self.journal) is NoJournal:
+            elif isinstance(self.journal, NoJournal):
                 self.write_now()  # what is written together with it would be copied
                 self._append_noted(record, size, record)
                 self.write_now()
-            else:  # its journal is being begun or ended, or must be replaced before
+            else:  # its journal is being removed, or must be replaced before
                 delayed.put_back(self._clock.monotonic())
                 return
         except BaseException as error:
@@ -1228,17 +1182,15 @@ class Queue(Committable):
             OSError: it could not be written; the file was removed.
         """
         journal = self.journal
-        if isinstance(journal, NoJournal):
-            raise OSError(f"queue {self.name} keeps no journal any more")
+        assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
         before = b"" if note is None else note(record, self.reads.last_xid)
         journal.write_ahead(file, record, pause, before)
 
     def discard_file(self, file: str) -> None:
         """Remove a file that `write_ahead` made, unless it was removed or used already."""
-        directory = self._directory
-        assert directory is not None  # noqa: S101 # `write_ahead` wrote there
-        with contextlib.suppress(OSError):
-            directory.remove(file)
+        journal = self.journal
+        assert isinstance(journal, FileJournal)  # noqa: S101 # `write_ahead` wrote there
+        journal.discard_file(file)
 
     def takes_file(self, record: bytes, mark: PutMark | None) -> bool:
         """Whether a record that was written ahead may be added with its file, as things are now."""
@@ -2366,7 +2318,7 @@ class Queue(Committable):
     @property
     def has_background_work(self) -> bool:
         """Whether `sweep` or `tick` may have something to do, now or later."""
-        return self.needs_sweep or self.is_draining or self.upkeep_waits
+        return self.needs_sweep or self.upkeep_waits
 
     @property
     def rests_until(self) -> float:
@@ -2377,7 +2329,6 @@ class Queue(Committable):
         """
         if (
             self._has_items_to_drop
-            or self.is_draining
             or self.upkeep_waits
             or self.failure is not None
             or self._was_suspect
@@ -2617,10 +2568,6 @@ class Queue(Committable):
             self._delayed.companion.resume_upkeep()
         if self._upkeep is not None:
             self._upkeep.removal_failed()
-        if self._stays_in_memory:
-            self._stays_in_memory = False
-            self._set_limits()
-            self._set_needs_checks()
 
     def drop(self) -> None:
         """Close the queue because it is deleted: forget its items, reads and changes.
@@ -2677,100 +2624,3 @@ class Queue(Committable):
     def _check_usable(self) -> None:
         if self._closed:
             raise QueueUnavailable(f"queue {self.name} is closed")
-
-    # --- turning the journal on and off: see `journal_switch` ---
-
-    def start_journal(self, directory: Directory, config: QueueConfig) -> StartingJournal:
-        """Begin a journal, which is to hold what the queue holds, and what it writes from now on.
-
-        Until `use_journal`, the queue is held only in memory.
-        """
-        self.write_now()
-        reads, dialect = self.reads, config.journal_dialect
-        contents = MemorySource(
-            dialect,
-            reads.last_xid,
-            reads.open.copy(),
-            tuple(self.backlog.memory),
-            self._delayed.noted() if self._delayed is not None else None,
-            reads.reserved.snapshot(),
-            self.backlog.producers.noted(self.backlog.producers.now()),
-        )
-        temporary = temporary_name(self.name, NEXT, self._clock.now())
-        started = StartingJournal(directory, self.name, temporary, contents.pieces)
-        self.journal = started
-        reads.dialect = dialect
-        reads.named = reads.open.copy() if dialect == "documented" else None
-        return started
-
-    def use_journal(
-        self, started: StartingJournal, directory: Directory, config: QueueConfig, after: int
-    ) -> FileJournal:
-        """Use the journal that was `started`, now that its file is in place; return it.
-
-        Args:
-            started: as `start_journal` returned it.
-            directory: where it is.
-            config: the settings to be.
-            after: a timestamp (ms), as for `FileJournal`.
-
-        Raises:
-            OSError: it cannot be written; the queue is still held in memory.
-        """
-        self.write_now()
-        journal = FileJournal(
-            directory, self.name, {}, self._clock, config.journal_dialect, after=after
-        )
-        try:
-            journal.open()
-            if rest := started.take_rest():
-                journal.append(rest)
-        except OSError:
-            journal.close()
-            raise
-        self.journal, self._directory = journal, directory
-        self.backlog.follow(journal)
-        self._upkeep = self._new_upkeep(journal, config)
-        self._upkeep.delayed = self._delayed
-        self._set_limits()
-        self._set_needs_checks()
-        return journal
-
-    def read_back(self, most: int) -> bool:
-        """Read a piece of what is on disk only into memory; return whether memory holds all now.
-
-        Raises:
-            JournalError: the items have more than `most` bytes, or cannot be read or written.
-        """
-        self.write_now()
-        size = self.size + (self._delayed.size if self._delayed is not None else 0)
-        if size > most:
-            raise JournalError(
-                f"queue {self.name}: its items have {size} bytes, and memory may hold {most}"
-            )
-        try:
-            self.backlog.read_back_beyond_limit()
-        except OSError as error:
-            raise JournalError(f"queue {self.name}: {error}") from error
-        return not self.read_behind
-
-    def stay_in_memory(self, most: int) -> None:
-        """Refuse from now on what `most` bytes have no room for: the journal is being removed."""
-        self._stays_in_memory = True
-        self.backlog.limit_memory(most)
-        self._set_limits()
-        self._set_needs_checks()
-
-    def continue_in_memory(self) -> None:
-        """Continue without a journal: it is being removed, or could not be begun."""
-        if self._delayed is not None:
-            self._delayed.companion.continue_in_memory()
-        self.journal.close()
-        self.journal, self._upkeep, self.failure = NoJournal(), None, None
-        self.backlog.follow(self.journal)
-        self.reads.named = None
-        self.changes.prelude = b""
-        self.changes.places = None
-        self._stays_in_memory = False
-        self._set_limits()
-        self._set_needs_checks()

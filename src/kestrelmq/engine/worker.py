@@ -1,7 +1,6 @@
 """Where long work on journals runs, so that queues can be used meanwhile.
 
-A job is work without a queue: the worker runs it in a thread of its own. A task changes a queue in
-the owner's thread, and leaves what takes long to jobs.
+A job is work without a queue: the worker runs it in a thread of its own.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,8 +21,6 @@ Done = Callable[[BaseException | None], None]
 Useless = deque[Any] | list[Any]
 """Items, or dicts of a few thousand items."""
 Result = TypeVar("Result")
-Task = Generator[Job, BaseException | None, Result]
-"""A change in several steps. It yields jobs, and is sent what each raised, or None."""
 
 WRITE_AHEAD_SIZE: Final = 1 << 20
 """An item with so many bytes of data, or more, is written by a worker, as that takes long."""
@@ -179,100 +175,6 @@ class ThreadWorker:
             one = None
             if not useless:
                 self._useless.popleft()
-
-
-@dataclass(slots=True, eq=False)
-class _Begun:
-    """A task that was begun.
-
-    Attributes:
-        steps: the task.
-        done: called with its result.
-        failed: called if it raises; returns the result.
-        worker: runs its jobs.
-        error: what its last job raised.
-        has_report: whether its last job is over.
-        is_awaited: whether the report of its last job has to continue it.
-    """
-
-    steps: Task[Any]
-    done: Callable[[Any], object]
-    failed: Callable[[Exception], Any]
-    worker: Worker
-    error: BaseException | None = None
-    has_report: bool = False
-    is_awaited: bool = False
-
-
-class Tasks:
-    """Runs tasks; those of one object one after the other, in the order in which they were begun.
-
-    Attributes:
-        worker: runs the jobs of the tasks.
-    """
-
-    def __init__(self) -> None:
-        self.worker: Worker = InlineWorker()
-        self._lines: dict[object, deque[_Begun]] = {}
-
-    def __contains__(self, subject: object) -> bool:
-        """Whether a task of that object is not over."""
-        return subject in self._lines
-
-    def begin(
-        self,
-        subject: object,
-        task: Task[Result],
-        done: Callable[[Result], object],
-        failed: Callable[[Exception], Result],
-        worker: Worker | None = None,
-    ) -> None:
-        """Run a task, after those of the same object that were begun before.
-
-        Args:
-            subject: the object that it changes.
-            task: what to do.
-            done: called with its result; before this returns if the worker runs jobs at once.
-            failed: called if the task raises, which is a bug; logs that and returns the result.
-            worker: used instead of `self.worker`.
-        """
-        line = self._lines.setdefault(subject, deque())
-        line.append(_Begun(task, done, failed, self.worker if worker is None else worker))
-        if len(line) == 1:
-            self._proceed(subject)
-
-    def _proceed(self, subject: object) -> None:
-        """Do what follows the last job, up to a job that is not over at once."""
-        line = self._lines[subject]
-        while line:
-            task = line[0]
-            try:
-                job = task.steps.send(task.error)
-            except StopIteration as end:
-                result = end.value
-            except Exception as error:  # noqa: BLE001 # it is passed on
-                result = task.failed(error)
-            else:
-                task.has_report = False
-                task.worker.run(job, partial(self._job_is_over, subject, task))
-                if not task.has_report:
-                    task.is_awaited = True
-                    return
-                continue
-            line.popleft()
-            task.done(result)
-        del self._lines[subject]
-
-    def _job_is_over(self, subject: object, task: _Begun, error: BaseException | None) -> None:
-        task.error, task.has_report = error, True
-        if task.is_awaited:
-            task.is_awaited = False
-            self._proceed(subject)
-
-
-def let_others_run(pause: Pause) -> None:
-    """Do nothing: a job between two steps of a task, so that it does not hold up others."""
-    pause()
 
 
 def _use_batch_scheduling() -> None:

@@ -7,9 +7,10 @@ not load, and no file is changed.
 
 The current file is rotated if nothing may be appended to it. That is so after such a cut: a program
 that follows the file by its length may have read the cut bytes and must not find others there. It
-is also so after a STATE_DUMP, because nothing behind that is replayed, and after a note that a
-crash cut short, so that no later record is taken for a part of it. A crash then leaves a rotated
-file, cut or not, and no current one.
+is also so after a STATE_DUMP, because nothing behind that is replayed; after a note that a crash
+cut short, so that no later record is taken for a part of it; and if the queue goes on in another
+dialect, because a file has only one. A crash then leaves a rotated file, cut or not, and no
+current one.
 """
 
 import logging
@@ -45,7 +46,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay, apply
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
-from kestrelmq.journal.writer import FileJournal, NoJournal
+from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
 
 _TINY_BATCH: Final = 16 << 10
 """Bytes to replay at a time for upkeep, beside queues under full load: records may be one byte."""
@@ -107,6 +108,8 @@ def load_with_delayed(
     memory_limit: int | None,
     clock: Clock,
     pace: Pace | None = None,
+    *,
+    dialect: Dialect | None = None,
 ) -> tuple[LoadedQueue, LoadedDelayed | JournalError | OSError | None]:
     """Replay the files of one queue and those of its delayed items; arguments as for `load_queue`.
 
@@ -117,17 +120,23 @@ def load_with_delayed(
         DamagedJournal: a file has bytes that are not a record; the error names the file.
         OSError: a file could not be read, or a clean-up failed.
     """
+
+    def load(delayed: ItemsByXid = NONE_DELAYED) -> LoadedQueue:
+        return load_queue(
+            directory, queue_files, memory_limit, clock, pace, delayed=delayed, dialect=dialect
+        )
+
     if queue_files.delayed is None:
-        return load_queue(directory, queue_files, memory_limit, clock, pace), None
+        return load(), None
     try:
         stored = load_queue(directory, queue_files.delayed, None, clock, pace)
     except (JournalError, OSError) as error:
-        return load_queue(directory, queue_files, memory_limit, clock, pace), error
+        return load(), error
     state = stored.state
     prelude = save_xid(state.last_xid) if state.is_note_cut else b""
     prelude += open_all(state)
     held = state.open
-    loaded = load_queue(directory, queue_files, memory_limit, clock, pace, delayed=held)
+    loaded = load(held)
     return loaded, LoadedDelayed(
         stored.journal, held, state.last_xid, prelude, loaded.state.joined, state.producers
     )
@@ -149,6 +158,7 @@ def load_queue(
     pace: Pace | None = None,
     *,
     delayed: ItemsByXid = NONE_DELAYED,
+    dialect: Dialect | None = None,
 ) -> LoadedQueue:
     """Replay the files of one queue, without its delayed items.
 
@@ -160,6 +170,7 @@ def load_queue(
         pace: for loading beside queues that serve. An exception that it raises ends the loading,
             and the queue can be loaded again later.
         delayed: as for `Replay`.
+        dialect: the one that is to be written; None for that of the current file.
 
     Raises:
         DamagedJournal: a file has bytes that are not a record; the error names the file.
@@ -185,12 +196,14 @@ def load_queue(
                 directory, state, before, clock, progress, age, last=last
             )
             progress.end(sizes[name])
-        dialect = state.dialect if queue_files.has_current else None
         state.end()
-        ends = queue_files.has_current and (kind is not EndKind.WHOLE or state.is_note_cut)
+        ends = queue_files.has_current and (
+            kind is not EndKind.WHOLE
+            or state.is_note_cut
+            or (dialect is not None and sizes[files[-1]] and state.dialect not in {None, dialect})
+        )
         if ends:
             sizes[_rotate(directory, queue_files, state, clock)] = sizes.pop(queue_files.queue)
-            dialect = None
         if ends or not queue_files.has_current:
             found = None  # there is no current file
         # The next current file must not reach the disk before the end of the last one.
@@ -204,7 +217,7 @@ def load_queue(
         if state.behind is not None:
             state.behind.close()
         raise
-    journal = FileJournal(directory, queue_files.queue, sizes, clock, dialect, found=found)
+    journal = FileJournal(directory, queue_files.queue, sizes, clock, found=found)
     return LoadedQueue(state, journal, age.created)
 
 

@@ -29,8 +29,6 @@ NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
 AHEAD: Final = "ahead"
-LEFT: Final = "left"
-"""Purpose of old journal files, set aside when a queue that kept no journal begins a new one."""
 _LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+(~~delayed)?)~~(next|pack|delete|ahead)-[0-9]+")
 # Accept any number that fits in a file name: the one after the newest must also be accepted.
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")

@@ -9,8 +9,7 @@ file without a current one, an empty temporary, or a pack beside the files that 
 
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Final, Literal
 
@@ -35,8 +34,6 @@ _PIECE: Final = 128 << 10
 """Bytes that are written in a small fraction of a millisecond."""
 _LARGE: Final = 1 << 20
 """Bytes from which on a file takes noticeable time to free."""
-_CATCH_UPS: Final = 3
-"""Most syncs of a new journal, each of what was appended during the last, so little is left."""
 _SUSPECT: Final = "an earlier sync failed; the journal is being rewritten"
 
 log = logging.getLogger(__name__)
@@ -65,76 +62,6 @@ class NoJournal:
         """Do nothing: no file is open."""
 
 
-class StartingJournal(NoJournal):
-    """Stands in for a journal while its file is written, with all that the queue holds.
-
-    Until then the queue is held only in memory. What it appends meanwhile is kept here, and follows
-    in the file. A crash leaves no file, or one with an earlier state of the queue.
-    """
-
-    __slots__ = ("_contents", "_directory", "_later", "_queue", "_temporary")
-
-    def __init__(
-        self,
-        directory: Directory,
-        queue: str,
-        temporary: str,
-        contents: Callable[[Pause], Iterator[bytes]],
-    ) -> None:
-        """Describe it.
-
-        Args:
-            directory: where the file will be.
-            queue: the queue's name.
-            temporary: the name of the file until all is in it.
-            contents: yields the records of what the queue holds now.
-        """
-        self._directory = directory
-        self._queue = queue
-        self._temporary = temporary
-        self._contents = contents
-        self._later: deque[bytes] = deque()
-
-    def append(self, data: bytes) -> None:
-        """Keep whole records that follow what the queue held."""
-        self._later.append(data)
-
-    def place(self, pause: Pause) -> None:
-        """Write the file, and force it to disk; from any thread. Raises OSError: no file is left.
-
-        What is appended during the last sync is not in it yet: see `take_rest`.
-        """
-        directory = self._directory
-        try:
-            file = directory.create(self._temporary)
-            try:
-                for piece in self._contents(pause):
-                    file.append(piece)
-                    pause()
-                for _ in range(_CATCH_UPS):
-                    file.append(self.take_rest())
-                    file.sync()
-                    if not self._later:
-                        break
-            finally:
-                file.close()
-            directory.rename(self._temporary, self._queue)
-            directory.sync()
-        except OSError:
-            self.discard()
-            raise
-
-    def take_rest(self) -> bytes:
-        """Return the records that are not in the file yet, and forget them."""
-        return b"".join([self._later.popleft() for _ in range(len(self._later))])
-
-    def discard(self, _pause: Pause = no_pause) -> None:
-        """Remove the file: the next start would find in it what is gone by then."""
-        with contextlib.suppress(OSError):
-            self._directory.remove(self._temporary)
-            self._directory.remove(self._queue)
-
-
 class JournalFollower:
     """Told about file changes that a reader of a growing journal must follow; ignores them."""
 
@@ -159,7 +86,6 @@ class FileJournal:
         after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
-        dialect: how the current file says which xid a read got; None if it has no such record yet.
         is_ending: whether the journal is being removed, so that no other file may be begun.
         is_torn: whether a failed write was cut off the current file, which takes no more: the next
             records go to a new file, see `append`.
@@ -178,12 +104,12 @@ class FileJournal:
         "_clock",
         "_current",
         "_found",
+        "_is_closed",
         "_lock",
         "_name",
         "_names_changed",
         "_synced",
         "after",
-        "dialect",
         "directory",
         "follower",
         "is_ending",
@@ -204,7 +130,6 @@ class FileJournal:
         queue: str,
         rotated: dict[str, int],
         clock: Clock,
-        dialect: Dialect | None = None,
         *,
         after: int = 0,
         found: FoundFile | None = None,
@@ -216,7 +141,6 @@ class FileJournal:
             queue: the queue's name.
             rotated: the size of each rotated file, in replay order.
             clock: tells the timestamps of new files.
-            dialect: that of the current file.
             after: as the attribute.
             found: the current file, if it was read already.
         """
@@ -226,13 +150,13 @@ class FileJournal:
         self.queue = queue
         self.sizes = rotated
         self.size = sum(rotated.values())
-        self.dialect = dialect
         self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
         self.rotated_ahead = 0
         self.follower: JournalFollower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
+        self._is_closed = False
         self._found = found
         self._name = queue
         # Bytes of the current file that are on disk for certain.
@@ -251,12 +175,25 @@ class FileJournal:
         """Names of the files in replay order; the last is the current one."""
         return [*self.sizes, self._name]
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no file yet; the first write, or `open`, creates one."""
+        return self._current is None and self._found is None and not self.sizes
+
     def open(self) -> None:
         """Open the current file; it is created if it does not exist. Raises OSError."""
         self._current = self.directory.append_to(self._name, self._found)
         self._found = None
         self._names_changed = True
         self.size += self._current.size
+
+    def _opened(self) -> AppendFile:
+        """Return the current file, which a new journal may not have yet. Raises OSError."""
+        if self._current is None and not self._is_closed:
+            self.open()
+        if self._current is None:
+            raise OSError("the journal is closed")
+        return self._current
 
     def append(self, data: bytes) -> None:
         """Write whole records, all or none; to a new file if the current one takes no more.
@@ -269,7 +206,7 @@ class FileJournal:
             return
         current = self._current
         if current is None:
-            raise OSError("the journal is closed")
+            current = self._opened()
         try:
             current.append(data)
         except BaseException:
@@ -443,9 +380,7 @@ class FileJournal:
         Raises:
             OSError: the journal continues in its current file, whose name may have changed.
         """
-        current = self._current
-        if current is None:
-            raise OSError("the journal is closed")
+        current = self._opened()
         if self.suspect and not cures:
             raise OSError(_SUSPECT)
         if self.is_ending:
@@ -531,8 +466,8 @@ class FileJournal:
         Raises:
             OSError: the queue is as it was.
         """
-        current = self._current
-        if current is not None and self._name == self.queue:
+        current = self._opened()
+        if self._name == self.queue:
             # This frees the name for the current file of a new queue that is called the same.
             rotated = rotated_name(self.queue, self._timestamp())
             # If somebody has removed the file, the queue can only be deleted.
@@ -552,6 +487,7 @@ class FileJournal:
 
     def close(self) -> None:
         """Release the files."""
+        self._is_closed = True
         with self._lock:
             current, self._current = self._current, None
         if current is not None:
@@ -560,7 +496,7 @@ class FileJournal:
 
 
 class JournalRemoval:
-    """Removes the files of a queue that is deleted, or keeps no journal, by way of an empty pack.
+    """Removes the files of a queue that is deleted, by way of an empty pack.
 
     `replace` puts the empty pack in the place of all files, `remove` deletes these and then the
     pack. A crash before `replace` leaves everything, a later one an empty queue or none. Both

@@ -217,9 +217,8 @@ class QueueCollection:
             settings: `fanout_only`, `keep_journal`, `max_queue_age`, `max_age` or `max_items`.
 
         Raises:
-            ConfigError: others are given.
-            JournalError: the journal cannot be kept, or ended, as declared; or it is done, but
-                could not be saved, and is undone by a restart.
+            ConfigError: others are given; or the queue exists, and `keep_journal` is not as it is.
+            JournalError: it is done, but could not be saved, and is undone by a restart.
         """
         given_name(name)
         check_settings(settings)

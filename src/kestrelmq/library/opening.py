@@ -80,7 +80,13 @@ def open_queue(
     with _lock(path, name) as held:
         directory = DiskDirectory(path)
         files = group_files(directory.names()).queues.get(name, QueueFiles(name))
-        loaded, delayed = load_with_delayed(directory, files, config.max_memory_size, clock)
+        loaded, delayed = load_with_delayed(
+            directory,
+            files,
+            config.max_memory_size,
+            clock,
+            dialect=config.journal_dialect,
+        )
         queue = Queue(
             name,
             config,
@@ -92,6 +98,4 @@ def open_queue(
         )
         queue.hold_loaded(delayed)
         queue.open_journal()
-        if queue.config is not config:  # the journal's dialect changes
-            queue.configure(config)
         return queue, held.pop_all()

@@ -23,7 +23,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.errors import ConfigError, KestrelError
+from kestrelmq.errors import KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.advertise import advertised_host, member_data
@@ -160,7 +160,7 @@ class Server:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
         self._collection.commits.writer = self._writer
-        self._collection.tasks.worker = self._collection.registry.worker = self._writer
+        self._collection.deletions.worker = self._collection.registry.worker = self._writer
         _keep_old_objects()
         begun = loop.time()
         loaded = asyncio.Event()
@@ -414,8 +414,7 @@ class Server:
         """Read the configuration file again; return the settings that need a restart.
 
         Raises:
-            ConfigError: the file cannot be used, and nothing changed; or everything is in force
-                except what the error names.
+            ConfigError: the file cannot be used, and nothing changed.
             NoThread: the system has no room for a thread, and nothing changed.
         """
         if self._config_file is None:
@@ -426,13 +425,11 @@ class Server:
             changed = changed_globals(self._config, config)
             for name in changed:
                 log.warning("%s changed; it takes a restart to put that in force", name)
-            ended: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            await in_slices(self._collection.reloading(config, ended.set_result), self._turns)
-            refused = await ended
+            staying = await in_slices(self._collection.reloading(config), self._turns)
+            for one in staying:
+                log.warning("not put in force: %s", one)
         log.info("configuration reloaded")
-        if refused:
-            raise ConfigError("reloaded, but " + "; ".join(refused))
-        return changed
+        return [*changed, *staying]
 
 
 async def _wait_for_either(one: asyncio.Event, other: asyncio.Event, seconds: float | None) -> None:

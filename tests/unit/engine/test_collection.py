@@ -1,6 +1,5 @@
 """What is done to all queues of a collection, and what the trouble of one means to the others."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,18 +147,16 @@ def test_what_goes_meanwhile_is_passed_over(spool: Spool) -> None:
     assert sorted(spool.collection.queues) == ["a"]
 
 
-def test_a_queue_that_went_between_the_upkeep_of_others_gets_none(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Though its journal was to be removed with its last item."""
-    assert spool.reload(spool.settings(fanout_only=True)) == []
-    ticking = spool.collection.ticking()
-    next(ticking)
-    for name in ("a", "b", "c"):
-        spool.collection.delete(name)
-    caplog.clear()
-    assert run_to_end(ticking) is None
-    assert caplog.messages == []
+def test_a_queue_that_goes_while_others_are_reloaded_keeps_its_settings(spool: Spool) -> None:
+    """It is closed by then; those behind it have theirs."""
+    reloading = spool.collection.reloading(spool.settings(max_items=5))
+    next(reloading)
+    gone = spool.queue("b")
+    next(reloading)
+    spool.collection.delete("b")
+    assert run_to_end(reloading) == []
+    found = [queue.config.max_items for queue in (spool.queue("a"), gone, spool.queue("c"))]
+    assert found == [5, None, 5]
 
 
 def test_one_queue_after_the_other_is_rid_of_what_expired(spool: Spool) -> None:
@@ -272,7 +269,7 @@ def test_an_operation_that_shows_a_bug_is_taken_back(
 def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     spool: Spool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither for a bug, nor because it cannot be removed yet."""
+    """Not for a bug, either."""
     spool.disk.break_steps("append")
     spool.collection.add("all", b"refused")
     assert len(spool.collection.commits.commit()) == 3
@@ -282,31 +279,6 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     assert caplog.messages == ["the upkeep of the journal of queue b failed"]
     assert [spool.queue(name).failure is None for name in ("a", "b", "c")] == [True, False, True]
     spool.disk.mend()
-    assert spool.reload(spool.settings(fanout_only=True)) == []
-    caplog.clear()
-    spool.disk.break_steps("rename b")
-    assert [spool.drain(name) for name in ("a", "b", "c")] == [[b"x"]] * 3
-    spool.collection.tick()
-    assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("the journal of queue b cannot be removed: queue b: ")
-    journals = [name for name in spool.disk.names() if "~~" not in name]
-    assert journals == ["b"]
-    spool.disk.mend()
-    spool.collection.tick()
-    assert [name for name in spool.disk.names() if "~~" not in name] == []
-
-
-def test_settings_reach_every_queue_though_one_shows_a_bug(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The reload says which one it did not reach."""
-    spool.have_bug("b")
-    with caplog.at_level(logging.ERROR):
-        refused = spool.collection.reload(spool.settings(journal_dialect="kestrel-2"))
-    assert refused == ["the settings of queue b stay as they are: ValueError('a bug')"]
-    assert "the settings of queue b were not put in force" in caplog.messages
-    dialects = [spool.queue(name).reads.dialect for name in ("a", "b", "c")]
-    assert dialects == ["kestrel-2", "documented", "kestrel-2"]
 
 
 def test_an_item_refused_before_it_arrives_counts_where_it_was_to_go(spool: Spool) -> None:

@@ -14,7 +14,6 @@ from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.registry import declaration
 from kestrelmq.errors import InvalidDeclaration, InvalidQueueName, JournalError
-from kestrelmq.journal.writer import NoJournal
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues
@@ -109,12 +108,36 @@ def test_declaring_again_replaces_the_settings(spool: LocalQueues) -> None:
     before = file.stat()
     declare(spool, "jobs", max_items=5)
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    declare(spool, "jobs", keep_journal=False)
-    queue = spool.queue()
-    assert (queue.config.max_items, isinstance(queue.journal, NoJournal)) == (None, True)
+    declare(spool, "jobs", max_age=5)
+    assert (spool.queue().config.max_items, spool.queue().config.max_age) == (None, 5)
     declare(spool, "jobs")
     spool.restart()
     assert (spool.items(), spool.queue().config) == ([b"x"], QueueConfig())
+
+
+@pytest.mark.parametrize("keep_journal", [False, True])
+def test_whether_a_queue_keeps_a_journal_is_declared_before_it_exists(
+    spool: LocalQueues, *, keep_journal: bool
+) -> None:
+    """Later that is refused; to say again what is so is not."""
+    declare(spool, "jobs", keep_journal=keep_journal)
+    declare(spool, "jobs", keep_journal=keep_journal, max_items=5)
+    with pytest.raises(InvalidDeclaration, match="cannot be changed: delete it first"):
+        declare(spool, "jobs", keep_journal=not keep_journal)
+    config = spool.queue().config
+    assert (config.keep_journal, config.max_items) == (keep_journal, 5)
+    spool.collection.delete("jobs")
+    declare(spool, "jobs", keep_journal=not keep_journal)
+    assert spool.queue().config.keep_journal is not keep_journal
+
+
+def test_what_is_not_declared_again_holds_for_the_next_start(spool: LocalQueues) -> None:
+    """As in a configuration that is reloaded."""
+    declare(spool, "jobs", keep_journal=False)
+    declare(spool, "jobs", max_items=5)
+    assert not spool.queue().config.keep_journal
+    spool.restart()
+    assert spool.queue().config.keep_journal
 
 
 def test_a_deleted_queue_is_as_others_again(spool: LocalQueues) -> None:
@@ -142,7 +165,7 @@ def test_what_is_paused_and_what_is_declared_do_not_touch_each_other(spool: Loca
 
 
 def test_what_cannot_be_declared_changes_nothing(spool: LocalQueues) -> None:
-    """Other settings, bad values, bad names, aliases, items that do not fit in memory."""
+    """Other settings, bad values, bad names, aliases, a journal that cannot end."""
     spool.reload(
         config_from_toml(
             "[default]\nmax_memory_size = 4\n[aliases.both]\ndestination_queues = ['a']\n", "test"
@@ -157,7 +180,7 @@ def test_what_cannot_be_declared_changes_nothing(spool: LocalQueues) -> None:
         with pytest.raises(InvalidQueueName):
             declare(spool, name, max_items=1)
     spool.add(b"12345", b"67890")
-    with pytest.raises(JournalError, match="memory may hold 4"):
+    with pytest.raises(InvalidDeclaration, match="delete it first"):
         declare(spool, "jobs", keep_journal=False)
     assert list(spool.collection.queues) == ["jobs"]
     assert (spool.collection.registry.declared, spool.queue().config.keep_journal) == ({}, True)
@@ -203,6 +226,13 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=NAMES, given=GIVEN)
     def declare(self, name: str, given: dict[str, object]) -> None:
         """Declare a queue."""
+        queue = self.spool.collection.queues.get(name)
+        if queue is not None and given.get("keep_journal", queue.config.keep_journal) != (
+            queue.config.keep_journal
+        ):
+            with pytest.raises(InvalidDeclaration):
+                declare(self.spool, name, **given)
+            return
         declare(self.spool, name, **given)
         self.declared[name] = given
 

@@ -466,13 +466,12 @@ def test_a_bug_while_a_large_item_is_written_loses_nothing(
 
 @pytest.mark.parametrize("writer", [HeldWorker(), LateWorker()])
 def test_a_large_item_joins_without_a_journal(tmp_path: Path, writer: HeldWorker) -> None:
-    """One that is turned off while the item is written, or was off before."""
-    spool = Spool(tmp_path)
+    """A thread copies it, if it must be copied."""
+    spool = Spool(tmp_path, keep_journal=False)
     spool.delay(LARGE, 1)
     spool.delay(LARGE, 2)
     spool.collection.commits.writer = writer
     spool.advance(1)
-    assert not spool.reload(queue_settings(tmp_path, keep_journal=False))
     while writer.step():
         spool.advance(2)
     assert spool.queue().failure is None
@@ -651,38 +650,6 @@ def test_without_a_journal_they_are_in_memory(tmp_path: Path) -> None:
     spool.restart()
     spool.advance(5)
     assert spool.drain() == []
-    spool.close()
-
-
-def test_the_journal_may_begin_and_end(tmp_path: Path) -> None:
-    """Delayed items, and what joined, are on disk exactly as long as there is one."""
-    spool = Spool(tmp_path, keep_journal=False, worker=HeldWorker())
-    spool.delay(b"a", 1)
-    spool.delay(b"b", 100)
-    spool.advance(1)
-    assert not spool.reload(queue_settings(tmp_path))
-    spool.kill()
-    assert spool.items() == [b"a"]
-    assert spool.queue().delayed == 1
-    assert not spool.reload(queue_settings(tmp_path, keep_journal=False))
-    assert spool.files() == {"~~lock"}
-    spool.advance(100)
-    assert spool.drain() == [b"a", b"b"]
-    spool.close()
-
-
-def test_old_files_of_a_queue_without_a_journal_are_set_aside(tmp_path: Path) -> None:
-    """Its delayed items do not come back when it keeps a journal again."""
-    spool = Spool(tmp_path)
-    spool.delay(b"old", 1)
-    spool.close()
-    spool.config = queue_settings(tmp_path, keep_journal=False)
-    spool.open()
-    spool.delay(b"new", 1)
-    assert not spool.reload(queue_settings(tmp_path))
-    spool.kill()
-    spool.advance(5)
-    assert spool.drain() == [b"new"]
     spool.close()
 
 
@@ -1064,24 +1031,19 @@ def test_tools_pack_both_journals(tmp_path: Path) -> None:
     spool.close()
 
 
-@pytest.mark.parametrize("way", ["begin", "pack"])
-def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path, way: str) -> None:
+def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path) -> None:
     """Both are notes behind the open reads: the item comes once, and its read stays open."""
-    spool = Spool(tmp_path, keep_journal=way == "pack", worker=HeldWorker())
+    spool = Spool(tmp_path, worker=HeldWorker())
     spool.delay(b"a", 1)
     spool.delay(b"b", 1)
     spool.advance(1)
     reservation = spool.queue().reserve(ReserveTerms(10_000, tag="sink:7:0"), 5, 1, 1000)
     assert reservation is not None
     spool.commit()
-    if way == "begin":
-        assert not spool.reload(queue_settings(tmp_path))
-        spool.kill()
-    else:
-        spool.collection._lock.release()
-        for selected in select([tmp_path]):
-            pack(DiskDirectory(tmp_path), selected.all_files, "documented", SystemClock())
-        spool.open()
+    spool.collection._lock.release()
+    for selected in select([tmp_path]):
+        pack(DiskDirectory(tmp_path), selected.all_files, "documented", SystemClock())
+    spool.open()
     queue = spool.queue()
     assert (spool.items(), queue.delayed) == ([b"b"], 0)
     reads = [(xid, item_data(record)) for xid, record in queue.open.items()]

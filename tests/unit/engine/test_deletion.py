@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import JournalError, QueueUnavailable
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
@@ -33,7 +35,7 @@ class Spool(LocalQueues):
     def open(self) -> None:
         """Load the queue, and have deletions wait for the test."""
         super().open()
-        self.collection.tasks.worker = self.deleting
+        self.collection.deletions.worker = self.deleting
 
     def delete(self) -> bool:
         """Begin to delete the queue, if it exists."""
@@ -84,6 +86,15 @@ def test_who_asks_twice_is_told_twice(spool: Spool) -> None:
         pass
     assert spool.told == [None, None]
     assert spool.collection.deletes == 1
+
+
+def test_a_queue_that_is_gone_is_not_deleted_again(spool: Spool) -> None:
+    """Whoever asked is told; a new one of its name stays."""
+    queue = spool.queue()
+    assert spool.collection.delete("jobs")
+    spool.add(b"x")
+    spool.collection.deletions.begin(queue, spool.told.append)
+    assert (spool.told, spool.found()) == ([None], [b"x"])
 
 
 def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
@@ -223,24 +234,6 @@ def test_an_expired_queue_takes_nothing_along(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_settings_that_cannot_be_put_in_force_for_a_queue_that_stays(
-    spool: Spool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are told in the log: the reload, which it was to be deleted at, is long over."""
-    spool.add(b"x" * 10)
-    assert spool.delete()
-    assert (
-        spool.reload(queue_settings(spool.disk.path, keep_journal=False, max_memory_size=9)) == []
-    )
-    spool.disk.break_steps("rename jobs~~delete")
-    assert spool.deleting.step()
-    spool.disk.mend()
-    refused = "keep_journal of queue jobs stays as it is: queue jobs: its items have 10 bytes"
-    assert any(message.startswith(refused) for message in caplog.messages)
-    assert spool.collection.queues["jobs"].config.keep_journal
-    assert spool.found() == [b"x" * 10]
-
-
 def test_queues_of_one_name_that_expire_one_after_the_other(tmp_path: Path) -> None:
     """Files of the third are not taken for those of the second, which are still to be removed."""
     spool = Spool(tmp_path, max_queue_age="1s", max_memory_size=300)
@@ -300,3 +293,25 @@ def test_very_many_readers_that_wait_are_told_in_several_turns(spool: Spool) -> 
     assert told == list(range(999))
     assert max(after - before for before, after in pairwise([0, *lengths])) <= 300
     assert spool.told == [None]
+
+
+def test_a_bug_while_a_queue_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets an error, and may try again."""
+    queues = LocalQueues(queue_settings(tmp_path))
+    queues.add(b"x")
+
+    def broken(_queue: Queue) -> None:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "begin_removal", broken)
+        with pytest.raises(JournalError, match=r"jobs was not deleted: .*a bug"):
+            queues.collection.delete("jobs")
+    assert "queue jobs was not deleted" in caplog.messages
+    assert queues.items() == [b"x"]
+    failures: list[JournalError | None] = []
+    queues.collection.deletions.begin(queues.queue(), failures.append, InlineWorker())
+    assert failures == [None]
+    queues.close()

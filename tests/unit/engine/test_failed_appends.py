@@ -14,6 +14,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.records import item_data
+from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
@@ -260,9 +261,10 @@ def test_a_rotation_cuts_first(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             patch.setattr("os.write", write_and_fail)
             patch.setattr("os.ftruncate", cut_nothing)
             assert not add(collection, b"refused")
-        whole = collection.obtain(NAME).journal.size
-        settings = QueueConfig(journal_dialect="kestrel-2")
-        collection.obtain(NAME).configure(settings)
+        journal = collection.obtain(NAME).journal
+        assert isinstance(journal, FileJournal)
+        whole = journal.size
+        journal.rotate()
         assert add(collection, b"taken")
         (rotated,) = path.glob(f"{NAME}.*")
         assert rotated.stat().st_size == whole

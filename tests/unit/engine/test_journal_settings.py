@@ -1,28 +1,29 @@
-"""Turning a queue's journal on and off while it serves: nothing is lost, wherever a crash comes."""
+"""The settings of a queue's journal, which hold from when it is created or loaded on."""
 
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.journal.files import Directory
-from kestrelmq.journal.records import item, item_data
-from kestrelmq.journal.writer import FileJournal
-from tests.support.crashing_directory import CrashingDirectory, CrashLoss
+from kestrelmq.engine.written_ahead import WrittenAhead
+from kestrelmq.errors import QueueUnavailable
+from kestrelmq.journal.records import item_data
+from kestrelmq.journal.writer import FileJournal, NoJournal
+from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, items_on_disk
-from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled
 
+DO = "delete and create them, or restart"
 EVERYTHING = [b"opened", b"0", b"1", b"2"]
 
 
 class Spool(LocalQueues):
     """A queue path with a queue `jobs` whose settings change."""
 
-    def __init__(self, path: Path, directory: Directory | None = None, **settings: object) -> None:
+    def __init__(
+        self, path: Path, directory: CrashingDirectory | None = None, **settings: object
+    ) -> None:
         self.path = path
         super().__init__(self.settings(**settings), directory)
 
@@ -33,8 +34,13 @@ class Spool(LocalQueues):
         )
 
     def change(self, **settings: object) -> list[str]:
-        """Put settings in force; return what could not be."""
+        """Reload with other settings; return what is not in force."""
         return self.reload(self.settings(**settings))
+
+    def start_with(self, **settings: object) -> None:
+        """Start again with other settings."""
+        self.config = self.settings(**settings)
+        self.restart()
 
     def fill(self) -> None:
         """Add items, and hold the first one open."""
@@ -43,98 +49,133 @@ class Spool(LocalQueues):
         self.add(b"2")
 
     @property
-    def files(self) -> set[str]:
-        """The files of the queue path."""
-        return {file.name for file in self.path.iterdir()} - {"~~lock"}
+    def files(self) -> dict[str, bytes]:
+        """The files of the queue path, and what is in them."""
+        return {file.name: file.read_bytes() for file in self.path.iterdir()}
 
 
-@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
-def test_a_journal_begins_with_what_the_queue_holds(tmp_path: Path, dialect: str) -> None:
-    """Items, open reads and the next xid; what comes later is added to it."""
+@pytest.mark.parametrize(
+    ("setting", "before", "after"),
+    [
+        ("keep_journal", True, False),
+        ("keep_journal", False, True),
+        ("journal_dialect", "documented", "kestrel-2"),
+        ("journal_dialect", "kestrel-2", "documented"),
+    ],
+)
+def test_a_reload_leaves_the_journal_as_it_is(
+    tmp_path: Path, setting: str, before: object, after: object
+) -> None:
+    """It says so, and how to change it; the other settings are in force. Deleting is one way."""
+    spool = Spool(tmp_path, None, **{setting: before})
+    spool.fill()
+    journal = spool.queue().journal
+    for _ in range(2):
+        answer = spool.change(**{setting: after, "max_items": 4})
+        assert answer == [f"{setting} of jobs: {DO}"]
+        config = spool.queue().config
+        assert (getattr(config, setting), config.max_items) == (before, 4)
+    assert spool.queue().journal is journal
+    assert spool.items() == EVERYTHING[1:]
+    assert spool.change(**{setting: before}) == []
+    spool.change(**{setting: after})
+    spool.collection.delete("jobs")
+    spool.fill()
+    assert getattr(spool.queue().config, setting) == after
+    assert spool.change(**{setting: after}) == []
+    kept = isinstance(spool.queue().journal, FileJournal)
+    assert kept is spool.queue().config.keep_journal
+    spool.kill()
+    assert spool.items() == (EVERYTHING if kept else [])
+    spool.close()
+
+
+def test_an_answer_names_few_of_many_queues(tmp_path: Path) -> None:
+    """The others are counted; all of them share their settings."""
+    spool = LocalQueues(ServerConfig(queue_path=tmp_path))
+    queues = [spool.queue(f"q{number}") for number in range(3)]
+    default = QueueConfig(keep_journal=False, journal_dialect="kestrel-2")
+    config = spool.config.model_copy(update={"default": default})
+    assert spool.reload(config) == [
+        f"keep_journal of q0, q1, q2: {DO}",
+        f"journal_dialect of q0, q1, q2: {DO}",
+    ]
+    spool.reload(spool.config.model_copy(update={"default": QueueConfig()}))
+    queues += [spool.queue(f"q{number}") for number in range(3, 9)]
+    assert spool.reload(config)[0] == f"keep_journal of q0, q1, q2 and 6 more: {DO}"
+    assert len({id(queue.config) for queue in queues}) == 1
+    spool.close()
+
+
+def test_a_journal_that_is_turned_on_is_empty_at_the_next_start(tmp_path: Path) -> None:
+    """What was only in memory is gone, as at every other start."""
     spool = Spool(tmp_path, keep_journal=False)
     spool.fill()
-    last = spool.queue().last_xid
-    assert spool.change(journal_dialect=dialect) == []
-    assert (spool.queue().config.keep_journal, spool.queue().config.journal_dialect) == (
-        True,
-        dialect,
-    )
-    assert list(spool.queue().open) == [last]
-    opened = spool.queue().open_read()
-    assert opened is not None
-    assert opened[0] == last + 1
-    spool.queue().add(b"3")
-    spool.commit()
-    spool.queue().confirm(last)
-    spool.commit()
+    spool.change()
+    spool.restart()
+    assert spool.items() == []
+    spool.fill()
+    spool.kill()
+    assert spool.items() == EVERYTHING
     spool.close()
-    assert items_on_disk(tmp_path, journal_dialect=dialect) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_journal_that_ends_leaves_everything_in_memory(tmp_path: Path) -> None:
-    """Its files are gone; the next start finds an empty queue."""
+def test_the_files_of_a_journal_that_is_turned_off_are_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The items in them are there again at the next start with a journal, delayed ones, too."""
     spool = Spool(tmp_path)
     spool.fill()
-    assert spool.change(keep_journal=False) == []
-    assert spool.files == set()
-    assert spool.items() == EVERYTHING[1:]
-    assert spool.queue().unremove(spool.queue().last_xid)
+    assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
     spool.commit()
+    before = spool.files
+    spool.start_with(keep_journal=False)
+    assert "queue jobs keeps no journal; its files are left alone" in caplog.messages
+    assert isinstance(spool.queue().journal, NoJournal)
+    assert spool.items() == []
+    spool.add(b"in memory")
+    assert spool.collection.add("jobs", b"late, too", due=spool.clock.now() + 1000)
+    spool.commit()
+    spool.collection.tick()
+    spool.start_with()
+    assert {name: spool.files[name] for name in before} == before
     assert spool.items() == EVERYTHING
-    assert spool.change() == []
-    spool.close()
-    assert items_on_disk(tmp_path) == EVERYTHING
-
-
-def test_a_queue_that_does_not_fit_in_memory_keeps_its_journal(tmp_path: Path) -> None:
-    """The reload says why, and the settings show what is in force."""
-    spool = Spool(tmp_path, max_memory_size=3)
-    for _ in range(10):
-        spool.queue().add(b"x")
-    spool.commit()
-    (refused,) = spool.change(keep_journal=False, max_memory_size=9)
-    assert "10 bytes" in refused
-    assert spool.queue().config.keep_journal
-    assert spool.queue().config.max_memory_size == 9
-    assert len(spool.queue()) == 10
-    assert spool.change(keep_journal=False, max_memory_size=10) == []
-    assert spool.items() == [b"x"] * 10
+    spool.advance(1)
+    assert spool.items() == [*EVERYTHING, b"late"]
     spool.close()
 
 
-def test_files_of_another_time_are_not_taken_for_the_journal(tmp_path: Path) -> None:
-    """They were left alone while the queue kept no journal, and are kept under other names."""
-    old = Spool(tmp_path)
-    old.queue().add(b"old")
-    old.commit()
-    old.close()
-    spool = Spool(tmp_path, keep_journal=False)
-    spool.fill()
-    assert spool.change() == []
-    spool.close()
-    assert items_on_disk(tmp_path) == EVERYTHING
-    (kept,) = [name for name in spool.files if "~~left" in name]
-    assert item_data((tmp_path / kept).read_bytes()) == b"old"
-
-
-def test_of_the_files_of_another_time_those_that_a_pack_replaced_are_not_kept(
-    tmp_path: Path,
+@pytest.mark.parametrize("only_delayed", [False, True])
+def test_a_new_journal_is_not_mixed_with_files_that_were_left_alone(
+    tmp_path: Path, *, only_delayed: bool
 ) -> None:
-    """A crash before left them; what the pack says is kept, and is still what the journal was."""
-    for name in ("jobs.100", "jobs.200.pack", "jobs"):
-        (tmp_path / name).write_bytes(item(0, 0, name.encode()))
-    spool = Spool(tmp_path, keep_journal=False)
-    spool.add(b"new")
-    assert spool.change() == []
+    """A queue that is created anew waits for the next start, which loads them."""
+    spool = Spool(tmp_path)
+    spool.fill()
+    assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
+    spool.commit()
     spool.close()
-    assert items_on_disk(tmp_path) == [b"new"]
-    kept = {name.split("~~")[0] for name in spool.files if "~~left" in name}
-    assert kept == {"jobs.200.pack", "jobs"}
-    assert spool.files - {name for name in spool.files if "~~left" in name} == {"jobs"}
+    if only_delayed:
+        (tmp_path / "jobs").unlink()
+    spool.config = spool.settings(keep_journal=False)
+    spool.open()
+    spool.add(b"in memory")
+    before = spool.files
+    spool.change()
+    assert spool.collection.delete("jobs")
+    with pytest.raises(QueueUnavailable, match="files from another time, which the next start"):
+        spool.queue()
+    spool.change(keep_journal=False)
+    spool.add(b"in memory")
+    assert spool.files == before
+    spool.start_with()
+    assert spool.items() == ([] if only_delayed else EVERYTHING)
+    assert spool.queue().delayed == 1
+    spool.close()
 
 
-def test_fanout_only_takes_no_more_and_drains(tmp_path: Path) -> None:
-    """What is there stays readable, and in the journal, which goes with the last item."""
+def test_fanout_only_takes_no_more_and_keeps_what_there_is(tmp_path: Path) -> None:
+    """That stays readable, and in the journal, as what comes when it takes items again."""
     spool = Spool(tmp_path)
     spool.fill()
     child = spool.collection.obtain("jobs+copy")
@@ -143,154 +184,57 @@ def test_fanout_only_takes_no_more_and_drains(tmp_path: Path) -> None:
     spool.commit()
     assert [item_data(record) for record in child.browse(9)] == [b"new"]
     assert spool.items() == EVERYTHING[1:]
-    spool.close()
-    spool = Spool(tmp_path, fanout_only=True)
-    assert spool.items() == EVERYTHING
-    while spool.queue().remove() is not None:
-        spool.commit()
-    spool.collection.tick()
-    assert spool.files == {"jobs+copy"}
-    assert not isinstance(spool.queue().journal, FileJournal)
+    spool.restart()
+    assert spool.drain() == EVERYTHING
     assert spool.change() == []
-    spool.queue().add(b"kept")
-    spool.commit()
+    spool.add(b"kept")
+    spool.kill()
     spool.close()
     assert items_on_disk(tmp_path) == [b"kept"]
 
 
-def crashes(tmp_path: Path) -> Iterator[tuple[CrashingDirectory, Path]]:
-    """Yield directories, each to crash one step later; and where to put what is left."""
-    for number in count(1):
-        here = tmp_path / str(number)
-        yield CrashingDirectory.within(here), here
-
-
-@pytest.mark.parametrize("turned", ["on", "off"])
-@pytest.mark.parametrize("left", [False, True])
-def test_a_crash_while_the_journal_is_turned_on_or_off(
-    tmp_path: Path, turned: str, *, left: bool
+@pytest.mark.parametrize("way", ["write", "write ahead", "delay", "delete"])
+def test_a_queue_that_is_created_fanout_only_has_no_file_before_it_takes_items(
+    tmp_path: Path, way: str
 ) -> None:
-    """It leaves everything or nothing; once the reload is done, what was asked for."""
-    points: list[str | None] = []
-    for directory, here in crashes(tmp_path):
-        if left and turned == "on":
-            (directory.path / "jobs").write_bytes(item(0, 0, b"old"))
-            directory = CrashingDirectory.within(here)  # noqa: PLW2901
-        spool = Spool(directory.path, directory, keep_journal=turned == "off")
-        spool.fill()
-        if turned == "off":
-            spool.queue().sync()
-        directory.crash_at = directory.steps + len(points) + 1
-        try:
-            assert spool.change(keep_journal=turned == "on") == []
-        except SimulatedCrash:
-            points.append(directory.crashed)
-        is_done = directory.crashed is None
-        for loss in CrashLoss:
-            target = here / loss.name
-            directory.survive(loss, target)
-            found = items_on_disk(target)
-            if is_done:
-                assert found == (EVERYTHING if turned == "on" else []), loss
-            else:
-                assert found in (EVERYTHING, [], [b"old"]), (directory.crashed, loss)
-        directory.crash_at = None
-        directory.crashed = None
-        spool.close()
-        directory.abandon()
-        if is_done:
-            break
-    assert len(points) > 4
-
-
-def fail_at(directory: CrashingDirectory, beginning: str, number: int) -> None:
-    """Let the step fail that is the `number`th, from 1 on, of those that begin so."""
-    seen = count(1)
-    directory.fail = lambda point: point.startswith(beginning) and next(seen) == number
-
-
-def heal(directory: CrashingDirectory) -> None:
-    """Let no step fail any more."""
-    directory.mend()
-
-
-@pytest.mark.parametrize(
-    "step", ["create", "append", "sync jobs~~", "rename", "sync the directory", "open"]
-)
-def test_a_journal_that_cannot_begin_leaves_no_file(tmp_path: Path, step: str) -> None:
-    """It would be found at the next start, with items that are gone by then."""
-    directory = CrashingDirectory.within(tmp_path)
-    spool = Spool(directory.path, directory, keep_journal=False)
-    spool.fill()
-    fail_at(directory, step, 1)
-    (refused,) = spool.change()
-    heal(directory)
-    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
-    assert not spool.queue().config.keep_journal
-    assert spool.files == set()
-    spool.add(b"3")
+    """From then on it has a journal like others."""
+    spool = Spool(tmp_path, fanout_only=True)
+    spool.add(b"to nobody")
+    spool.collection.tick()
+    assert set(spool.files) == {"~~lock"}
     assert spool.change() == []
-    spool.close()
-    assert items_on_disk(directory.path) == [*EVERYTHING, b"3"]
-
-
-def test_delayed_items_of_a_journal_that_cannot_begin_stay_in_memory(tmp_path: Path) -> None:
-    """The journal that they had got already is removed, too; the next reload begins both."""
-    directory = CrashingDirectory.within(tmp_path)
-    spool = Spool(directory.path, directory, keep_journal=False)
-    assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
-    directory.break_steps("create jobs~~next")
-    (refused,) = spool.change()
-    heal(directory)
-    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
-    assert (spool.files, spool.queue().delayed) == (set(), 1)
-    assert spool.change() == []
-    assert spool.files == {"jobs", "jobs~~delayed"}
+    match way:
+        case "write":
+            spool.add(b"kept")
+        case "write ahead":
+            large = WrittenAhead(spool.queue(), spool.clock.now(), 0)
+            large.write(b"kept", lambda: None)
+            assert large.add()
+            spool.commit()
+        case "delay":
+            assert spool.collection.add("jobs", b"kept", due=spool.clock.now() + 1000)
+            spool.commit()
+        case "delete":
+            assert spool.collection.delete("jobs")
+            assert set(spool.files) == {"~~lock"}
+            spool.add(b"kept")
     spool.kill()
     spool.advance(1)
-    assert spool.items() == [b"late"]
+    assert spool.items() == [b"kept"]
     spool.close()
 
 
-@pytest.mark.parametrize(
-    ("step", "number"),
-    [("rename", 1), ("create", 1), ("sync the", 1), ("rename", 2), ("sync the", 2)],
-)
-def test_a_journal_that_cannot_end_goes_on(tmp_path: Path, step: str, number: int) -> None:
-    """What is added later is there at the next start, too; the next reload ends it."""
-    directory = CrashingDirectory.within(tmp_path)
-    spool = Spool(directory.path, directory, max_memory_size=3)
-    spool.fill()
-    fail_at(directory, step, number)
-    (refused,) = spool.change(keep_journal=False)
-    heal(directory)
-    assert refused.startswith("keep_journal of queue jobs stays as it is: queue jobs: ")
-    assert spool.queue().config.keep_journal
-    spool.add(b"3")
-    assert spool.items() == [*EVERYTHING[1:], b"3"]
-    spool.config = spool.settings()
-    spool.restart()
-    assert spool.items() == [*EVERYTHING, b"3"]
-    assert spool.change(keep_journal=False) == []
-    assert spool.files == set()
-    spool.close()
-
-
-def test_a_journal_that_cannot_be_read_does_not_end(tmp_path: Path) -> None:
-    """Neither where files are gone, nor where they are shorter than they were."""
-    spool = Spool(tmp_path, max_memory_size=1)
-    spool.add(b"0", b"1", b"2")
-    (journal,) = tmp_path.glob("jobs.*")
-    journal.rename(tmp_path / "away")
-    (refused,) = spool.change(keep_journal=False)
-    assert "No such file" in refused
-    (tmp_path / "away").rename(journal)
-    whole = journal.read_bytes()
-    with journal.open("r+b") as file:
-        file.truncate(len(whole) - 1)
-    (refused,) = spool.change(keep_journal=False)
-    assert refused.endswith("a record is cut short, and another file follows")
-    journal.write_bytes(whole)
-    assert spool.queue().config.keep_journal
-    assert spool.drain() == [b"0", b"1", b"2"]
+def test_the_first_write_of_a_journal_may_fail(tmp_path: Path) -> None:
+    """The next one creates the file."""
+    disk = CrashingDirectory.within(tmp_path)
+    spool = Spool(disk.path, disk, fanout_only=True)
+    spool.queue()
+    spool.change()
+    disk.break_steps("open jobs")
+    assert spool.collection.add("jobs", b"refused")
+    assert spool.collection.commits.commit()
+    disk.mend()
+    spool.add(b"kept")
+    spool.kill()
+    assert spool.items() == [b"kept"]
     spool.close()

@@ -14,15 +14,18 @@ from kestrelmq.engine.reservations import Reservations
 from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.journal.files import DiskFile
 from kestrelmq.journal.replacement import Replacement
-from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal, StartingJournal
+from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.turning import alive, no_collector
 
 pytestmark = pytest.mark.compiled
 
-JOURNAL: Final = (FileJournal, DiskFile, Upkeep, Replacement, ReadBehind, StartingJournal)
 OWNED: Final = (
-    *JOURNAL,
+    FileJournal,
+    DiskFile,
+    Upkeep,
+    Replacement,
+    ReadBehind,
     Queue,
     Backlog,
     OpenReads,
@@ -67,18 +70,4 @@ def test_a_deleted_queue_is_gone(tmp_path: Path, *, keep_journal: bool) -> None:
         spool.collection.sweep()
         spool.collection.tick()
         assert alive(*OWNED) == []
-    spool.close()
-
-
-def test_a_journal_that_is_turned_off_is_gone(tmp_path: Path) -> None:
-    """The queue stays; one that is turned on leaves nothing of what stood in for it."""
-    spool = LocalQueues(queue_settings(tmp_path, keep_journal=False))
-    with no_collector():
-        spool.add(b"x")
-        spool.open_read()
-        assert spool.reload(queue_settings(tmp_path)) == []
-        assert alive(FileJournal) == ["FileJournal"]
-        assert alive(StartingJournal) == []
-        assert spool.reload(queue_settings(tmp_path, keep_journal=False)) == []
-        assert alive(*JOURNAL) == []
     spool.close()

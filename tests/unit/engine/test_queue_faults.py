@@ -34,8 +34,9 @@ class Fixture(LocalQueues):
         return ServerConfig(queue_path=self.disk.path, default=limits)
 
     def switch(self, dialect: str) -> None:
-        """Put a dialect in force, or try to."""
-        self.collection.reload(self.settings(dialect))
+        """Start again with a dialect."""
+        self.config = self.settings(dialect)
+        self.restart()
 
     def confirm_head(self) -> None:
         """Take the head off, in two steps."""
@@ -44,7 +45,7 @@ class Fixture(LocalQueues):
 
 
 def test_a_file_never_mixes_dialects(tmp_path: Path) -> None:
-    """A reload to the other one begins a new file, also after a rotation."""
+    """A start with the other one begins a new file, also after a rotation."""
     fixture = Fixture(tmp_path)
     for _ in range(12):
         fixture.add(b"x" * 5000)
@@ -61,7 +62,7 @@ def test_a_file_never_mixes_dialects(tmp_path: Path) -> None:
 
 
 def test_what_is_confirmed_after_a_change_of_dialect_does_not_come_back(tmp_path: Path) -> None:
-    """The files of kestrel-2 need not tell the last xid; the new file does."""
+    """The files of kestrel-2 need not tell the last xid."""
     fixture = Fixture(tmp_path, "kestrel-2")
     for _ in range(10):
         fixture.add(b"x")
@@ -72,28 +73,6 @@ def test_what_is_confirmed_after_a_change_of_dialect_does_not_come_back(tmp_path
     fixture.confirm_head()
     fixture.close()
     assert items_on_disk(tmp_path / "queues") == []
-
-
-def test_a_replacement_that_runs_is_not_begun_again(tmp_path: Path) -> None:
-    """When something else fails meanwhile, and is tried again."""
-    worker = HeldWorker()
-    fixture = Fixture(tmp_path, worker=worker)
-    fixture.churn(100)
-    fixture.add(b"live")
-    fixture.open_read()
-    assert len(worker) == 1
-    fixture.switch("documented")
-    fixture.disk.break_steps()
-    fixture.switch("kestrel-2")
-    fixture.disk.mend()
-    fixture.clock.advance(2)
-    fixture.collection.tick()
-    while worker:
-        worker.step()
-    on_disk = sum(file.stat().st_size for file in fixture.disk.path.glob("jobs*"))
-    assert fixture.queue().journal.size == on_disk
-    fixture.close()
-    assert items_on_disk(tmp_path / "queues") == [b"live"]
 
 
 def test_an_item_that_is_given_back_expires(tmp_path: Path) -> None:

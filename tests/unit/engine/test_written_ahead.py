@@ -223,10 +223,9 @@ def test_a_child_whose_file_cannot_be_written(
     """It gets the item as any other."""
     queue, child = collection.obtain("jobs"), collection.obtain("jobs+copy")
     large = WrittenAhead(queue, 1000, 0)
-    config = collection.config
-    queues = {**config.queues, "jobs+copy": QueueConfig(keep_journal=False)}
-    assert collection.reload(config.model_copy(update={"queues": queues})) == []
+    directory.break_steps("create jobs+copy~~")
     large.write(b"large", lambda: None)
+    directory.mend()
     assert large.add()
     assert not collection.commits.commit()
     assert (len(queue), [item_data(one) for one in child.browse(9)]) == (1, [b"large"])
@@ -338,22 +337,6 @@ def test_a_queue_that_was_deleted_meanwhile(
     assert files(directory) == []
 
 
-def test_a_queue_whose_journal_was_turned_off_meanwhile(
-    collection: QueueCollection, directory: CrashingDirectory
-) -> None:
-    """It takes the item in memory, and no file is left; a new one is not written."""
-    queue = collection.obtain("jobs")
-    large, another = begin(queue, b"large"), WrittenAhead(queue, 1000, 0)
-    default = QueueConfig(keep_journal=False)
-    assert collection.reload(collection.config.model_copy(update={"default": default})) == []
-    with pytest.raises(OSError, match="queue jobs keeps no journal any more"):
-        another.write(b"another", lambda: None)
-    assert large.add()
-    assert not collection.commits.commit()
-    assert [item_data(record) for record in queue.browse(9)] == [b"large"]
-    assert files(directory) == []
-
-
 def test_a_waiting_reader_gets_it(
     collection: QueueCollection, directory: CrashingDirectory
 ) -> None:
@@ -378,6 +361,7 @@ def test_which_queues_take_no_such_item(
     config = collection.config
     queues = {**config.queues, "jobs": QueueConfig(keep_journal=False)}
     assert WrittenAhead(collection.obtain("jobs"), 1000, 0).is_useful
+    assert collection.delete("jobs")
     assert collection.reload(config.model_copy(update={"queues": queues})) == []
     assert not WrittenAhead(collection.obtain("jobs"), 1000, 0).is_useful
 

@@ -1,14 +1,13 @@
 """The files of one queue as they are written: rotations, syncs and removals that go wrong."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.journal.files import DiskDirectory, DiskFile, UnnamedFiles
-from kestrelmq.journal.writer import FileJournal, StartingJournal
+from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock
@@ -209,30 +208,3 @@ def test_a_file_that_is_rotated_during_its_sync(
     assert one.unsynced == 0
     one.close()
     assert open_below(directory.path) == []
-
-
-@pytest.mark.parametrize(
-    ("coming", "syncs", "left"), [([], 1, []), ("a", 2, []), ("abc", 3, ["c"]), ("abcd", 3, ["c"])]
-)
-def test_a_journal_that_begins_catches_up(
-    directory: CrashingDirectory, coming: Sequence[str], syncs: int, left: list[str]
-) -> None:
-    """What comes during a sync is written after it; not for ever, and the rest is still there."""
-    begun = StartingJournal(directory, "jobs", "jobs~~next", lambda _pause: iter([FIRST]))
-    later, synced = deque(coming), []
-
-    def follow(point: str) -> bool:
-        if point == "sync jobs~~next":
-            synced.append(point)
-            if later:
-                begun.append(journal(later.popleft()))
-        return False
-
-    directory.fail = follow
-    begun.place(no_pause)
-    assert directory.names() == ["jobs"]
-    assert len(synced) == syncs
-    rest = begun.take_rest()
-    assert rest == journal(*left)
-    assert (directory.path / "jobs").read_bytes() + rest == FIRST + journal(*coming[:syncs])
-    assert begun.take_rest() == b""

@@ -131,10 +131,9 @@ async def declare(context: ServerContext, name: str, settings: Mapping[str, obje
     """
     collection = context.collection
     is_new = name not in collection.queues
-    await _ended(partial(collection.begin_declaring, name, declaration(settings)))
+    queue = collection.declare(name, declaration(settings))
     await save(context)
-    queue = collection.queues.get(name)
-    if queue is not None:  # nobody has deleted it since
+    if not queue.is_closed:  # nobody has deleted it since
         await wait_until_durable(context, queue)
     return is_new
 
@@ -168,7 +167,7 @@ async def reload(context: ServerContext) -> list[str]:
     """Read the configuration file again and apply it; return the settings that need a restart.
 
     Raises:
-        ConfigError: all or part of it cannot be read or used.
+        ConfigError: it cannot be read or used.
     """
     try:
         return await context.reload()
