@@ -5,10 +5,11 @@ uses a path, the library cannot use it, and the other way round.
 """
 
 from kestrelmq.engine.moving import Moved
-from kestrelmq.library.aio import AsyncHeldItem, AsyncPersistentQueue
+from kestrelmq.library.aio import AsyncPersistentQueue
 from kestrelmq.library.blocking import BlockingQueue, HeldItem, PersistentQueue
 from kestrelmq.library.collection import QueueCollection
 from kestrelmq.library.items import Expiry, FoundItem, FoundItems, Item
+from kestrelmq.library.operations import AsyncHeldItem
 
 __all__ = [
     "AsyncHeldItem",

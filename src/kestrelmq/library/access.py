@@ -85,18 +85,52 @@ class WaitingThread:
         return self._item
 
 
+class Ticker:
+    """Calls a function periodically in a daemon thread, which does not keep the program alive.
+
+    `start` and `stop` must not be called by two threads at once.
+    """
+
+    def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
+        """`period` is in seconds. Nothing runs before `start`."""
+        self._period = min(period, threading.TIMEOUT_MAX)
+        self._function = function
+        self._began = False
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, unless it was started before.
+
+        Raises RuntimeError: the system has no room for a thread; a later call tries again.
+        """
+        if not self._began:
+            self._thread.start()
+            self._began = True
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            try:
+                self._function()
+            except Exception:
+                log.exception("%s failed", self._thread.name)
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for a call that is running."""
+        self._stopped.set()
+        if self._began:
+            self._thread.join()
+
+
 class QueueAccess:
-    """Gives threads access to the queues that share one `GroupCommit`.
+    """Gives threads access to the queues that share one `GroupCommit`, and does their upkeep.
 
     Attributes:
         process: the process that has set the queues up.
         served: the waiting threads that the current operation has served.
-        on_failure: called, with the lock held, when a journal could not be written or synced:
-            upkeep has to give back what nobody holds any more, and to write the journal anew.
     """
 
     def __init__(self, commits: GroupCommit) -> None:
-        self.on_failure: Callable[[], None] = _do_nothing
         self.process = UserProcess()
         self.served: list[WaitingThread] = []
         self._commits = commits
@@ -104,6 +138,8 @@ class QueueAccess:
         self._lock = threading.Lock()
         self._reports: deque[Callable[[], None]] = deque()
         self._syncing = threading.Lock()
+        self._tickers: list[Ticker] = []
+        self._may_log = Throttle(SystemClock(), _LOG_PERIOD)
 
     def change(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
         """Apply `operation` and write its records.
@@ -125,7 +161,8 @@ class QueueAccess:
                 finally:
                     failures |= self._commits.commit()
                     if failures:
-                        self.on_failure()
+                        # Upkeep gives back what nobody holds any more.
+                        self.start_upkeep()
                     served, self.served = self.served, []
                     covering = self._syncs.request(self._syncs.take_unsynced())
         finally:
@@ -170,11 +207,66 @@ class QueueAccess:
                 begun.run()
                 with self._lock:
                     if self._syncs.end().failures:
-                        self.on_failure()
+                        self.start_upkeep()  # the journal has to be written anew
                 self._process_reports()
         return covering.failures
 
-    # --- what upkeep reports ---
+    # --- upkeep ---
+
+    def begin(
+        self,
+        upkeep: Callable[[], None],
+        period: float,
+        sync_period: float | None,
+        suffix: str = "",
+    ) -> None:
+        """Begin to sync, with the lock held; `start_upkeep` begins to call `upkeep`.
+
+        Args:
+            upkeep: does the upkeep that depends on time.
+            period: seconds between its calls.
+            sync_period: seconds between two syncs; None or 0 for none.
+            suffix: the end of the threads' names.
+
+        Raises:
+            QueueUnavailable: the system has no room for the thread that syncs.
+        """
+        tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
+        if sync_period:
+            sync = Ticker(sync_period, self.sync_written, f"kestrelmq-sync{suffix}")
+            try:
+                sync.start()
+            except RuntimeError as error:
+                raise QueueUnavailable(f"there is no thread for periodic syncs: {error}") from error
+            tickers.append(sync)
+        self._tickers = tickers
+        self.process.begin()
+
+    def start_upkeep(self) -> None:
+        """Start the upkeep, with the lock held, unless it was started before, or `end` was called.
+
+        If the system has no room for its thread, the next call tries again.
+        """
+        if not self._tickers:
+            return
+        try:
+            self._tickers[0].start()
+        except RuntimeError as error:
+            if self._may_log.passes():
+                log.warning("there is no thread for the upkeep of queues yet: %s", error)
+
+    def end(self, close: Callable[[], T]) -> T:
+        """Close the queues by `close`, and end the threads; return its result."""
+
+        def shut() -> tuple[list[Ticker], T]:
+            tickers, self._tickers = self._tickers, []
+            self.process.end()
+            return tickers, close()
+
+        (tickers, result), _ = self.change(shut)
+        for ticker in tickers:  # without the lock: it may need that first
+            ticker.stop()
+        return result
 
     def report(self, callback: Callable[[], None]) -> None:
         """Have `callback` called under the lock; may be called from any thread, and never waits."""
@@ -195,102 +287,3 @@ class QueueAccess:
                 self._reports.popleft()()
             except Exception:
                 log.exception("the upkeep of a journal failed")
-
-
-class Ticker:
-    """Calls a function periodically in a daemon thread, which does not keep the program alive.
-
-    `start` and `stop` must not be called by two threads at once.
-    """
-
-    def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
-        """`period` is in seconds. Nothing runs before `start`."""
-        self._period = min(period, threading.TIMEOUT_MAX)
-        self._function = function
-        self._began = False
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread, unless it was started before.
-
-        Raises RuntimeError: the system has no room for a thread; a later call tries again.
-        """
-        if not self._began:
-            self._thread.start()
-            self._began = True
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period):
-            try:
-                self._function()
-            except Exception:
-                log.exception("%s failed", self._thread.name)
-
-    def stop(self) -> None:
-        """Stop the thread, and wait for a call that is running."""
-        self._stopped.set()
-        if self._began:
-            self._thread.join()
-
-
-class QueueTickers:
-    """The threads beside a queue or a collection that is set up: upkeep by time, and syncs.
-
-    The lock of `access` must be held.
-    """
-
-    def __init__(self, access: QueueAccess) -> None:
-        self._access = access
-        self._tickers: list[Ticker] = []
-        self._may_log = Throttle(SystemClock(), _LOG_PERIOD)
-
-    def begin(
-        self,
-        upkeep: Callable[[], None],
-        period: float,
-        sync_period: float | None,
-        suffix: str = "",
-    ) -> None:
-        """Begin to sync; `start_upkeep` begins to call `upkeep`.
-
-        Args:
-            upkeep: does the upkeep that depends on time.
-            period: seconds between its calls.
-            sync_period: seconds between two syncs; None or 0 for none.
-            suffix: the end of the threads' names.
-
-        Raises:
-            QueueUnavailable: the system has no room for the thread that syncs.
-        """
-        self._tickers = [Ticker(period, upkeep, f"kestrelmq-upkeep{suffix}")]
-        self._access.on_failure = self.start_upkeep
-        if sync_period:
-            sync = Ticker(sync_period, self._access.sync_written, f"kestrelmq-sync{suffix}")
-            try:
-                sync.start()
-            except RuntimeError as error:
-                raise QueueUnavailable(f"there is no thread for periodic syncs: {error}") from error
-            self._tickers.append(sync)
-
-    def start_upkeep(self) -> None:
-        """Start the upkeep, unless it was started before, or all was ended.
-
-        If the system has no room for its thread, the next call tries again.
-        """
-        if not self._tickers:
-            return
-        try:
-            self._tickers[0].start()
-        except RuntimeError as error:
-            if self._may_log.passes():
-                log.warning("there is no thread for the upkeep of queues yet: %s", error)
-
-    def end(self) -> list[Ticker]:
-        """Return the tickers, to be stopped without the lock: a running one may need it first."""
-        tickers, self._tickers = self._tickers, []
-        return tickers
-
-
-def _do_nothing() -> None:
-    """Do nothing: no upkeep was begun yet."""

@@ -11,9 +11,8 @@ an open read.
 import asyncio
 import logging
 import math
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.browsing import Look, Tour
+from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
@@ -29,30 +28,9 @@ from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
 from kestrelmq.library.access import UPKEEP_PERIOD
-from kestrelmq.library.items import (
-    Delay,
-    Expiry,
-    FoundItems,
-    Held,
-    Item,
-    adding,
-    alone,
-    check_held,
-    confirming,
-    exported,
-    extending,
-    finishing,
-    found_page,
-    importing,
-    longest_wait,
-    looking,
-    releasing,
-    reserving,
-    retiring,
-    searching,
-    turns,
-)
+from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
+from kestrelmq.library.operations import AsyncHeldItem, QueueOperations, alone
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
@@ -76,7 +54,7 @@ class _PendingSync:
     served: list[_Delivery]
 
 
-class AsyncPersistentQueue:
+class AsyncPersistentQueue(QueueOperations):
     """A single durable queue: `async with AsyncPersistentQueue("work", path) as queue`.
 
     The methods do the same as those of `PersistentQueue` and raise the same errors. They belong to
@@ -94,9 +72,8 @@ class AsyncPersistentQueue:
         """Prepare the queue; nothing is opened before `setup`. See `PersistentQueue`."""
         self._config = config or QueueConfig()
         check_queue(name, self._config)
-        self._name = name
+        super().__init__(name, clock or SystemClock())
         self._path = Path(path)
-        self._clock = clock or SystemClock()
         self._commits = GroupCommit()
         self._opened: Queue | None = None
         self._process = UserProcess()
@@ -109,11 +86,6 @@ class AsyncPersistentQueue:
         self._periodic: asyncio.Task[None] | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._upkeep_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._name
 
     # --- start and stop ---
 
@@ -179,28 +151,13 @@ class AsyncPersistentQueue:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # --- operations ---
+    def reserve(
+        self, timeout: float | None = 0.0
+    ) -> AbstractAsyncContextManager[AsyncHeldItem | None]:
+        """Hold an item during an `async with` block, as `PersistentQueue.reserve` does."""
+        return self._holding(timeout, AsyncHeldItem)
 
-    async def add(
-        self,
-        data: bytes | str,
-        expiry: Expiry = None,
-        *,
-        delay: Delay = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-    ) -> bool:
-        """Add an item at the end, as `PersistentQueue.add` does; False if it was refused."""
-        add, written = adding(data, expiry, delay, producer, sequence, self._clock.now())
-        return await self._change(add, written=written)
-
-    async def peek(self) -> Item | None:
-        """Return the item at the head without removing it; None if the queue is empty."""
-        return await self._take(ReadMode.PEEK)
-
-    async def remove(self, *, transaction: bool = False) -> Item | None:
-        """Remove the head item, as `PersistentQueue.remove` does; None if the queue is empty."""
-        return await self._take(ReadMode.OPEN if transaction else ReadMode.REMOVE)
+    # --- waiting ---
 
     async def _take(self, mode: ReadMode) -> Item | None:
         queue = self._queue()
@@ -233,159 +190,6 @@ class AsyncPersistentQueue:
                     await asyncio.shield(syncing)
             # Not at once: a task that ends with a cancellation pending loses its result.
             asyncio.get_running_loop().call_soon(_cancel_again, task, task.cancelling())
-
-    async def unremove(self, xid: int) -> bool:
-        """Give the open read `xid` back to the head; False if it is not open."""
-        return await self._change(lambda queue: queue.unremove(xid))
-
-    async def confirm_remove(self, xid: int) -> bool:
-        """Confirm the open read `xid`; False if it is not open."""
-        return await self._change(confirming(xid))
-
-    async def release(
-        self, xid: int, delay: float | None = None, *, counted: bool = True, dead: bool = False
-    ) -> bool:
-        """Give the open read `xid` back, as `PersistentQueue.release` does; False if not open."""
-        return await self._change(releasing(xid, delay, counted=counted, dead=dead))
-
-    async def extend(self, xid: int, seconds: float) -> bool:
-        """Give the open read `xid` back only `seconds` from now; False if it is not open."""
-        return await self._change(extending(xid, seconds))
-
-    @asynccontextmanager
-    async def reserve(self, timeout: float | None = 0.0) -> AsyncIterator["AsyncHeldItem | None"]:
-        """Hold an item during an `async with` block, as `PersistentQueue.reserve` does."""
-        item = await self.wait_remove(timeout, transaction=True)
-        if item is None:
-            yield None
-            return
-        held = AsyncHeldItem(item, self._change)
-        try:
-            yield held
-        except BaseException:
-            if not held.is_over:
-                with suppress(KestrelError):
-                    await held.release()
-            raise
-        if not held.is_over:
-            await held.finish()
-
-    async def consume(
-        self, *, idle_timeout: float | None = None, max_items: int | None = None
-    ) -> AsyncGenerator[Item, None]:
-        """Iterate over items, as `PersistentQueue.consume` does.
-
-        When a loop ends early, Python closes an asynchronous iterator late. Use
-        `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
-        """
-        for _ in turns(max_items):
-            async with self.reserve(idle_timeout) as held:
-                if held is None:
-                    return
-                yield held.item
-
-    async def reserve_many(
-        self, count: int, lease: float, timeout: float | None = 0.0, *, tag: str = ""
-    ) -> list[Item] | None:
-        """Reserve items, as `PersistentQueue.reserve_many` does.
-
-        Those of a task that is cancelled here stay reserved until their leases end.
-        """
-        reserve = reserving(count, lease, tag)
-        longest = longest_wait(timeout)
-        deadline = None if longest is None else time.monotonic() + longest
-        while True:
-            found = await self._change(reserve)
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if found != [] or (remaining is not None and remaining <= 0):
-                return found
-            await self.wait_peek(remaining)
-
-    async def finish(self, tag: str) -> int:
-        """Confirm the items of a tag, as `PersistentQueue.finish` does."""
-        return await self._change(finishing(tag))
-
-    async def retire(self, name: str, epoch: int) -> int:
-        """Forget the tags of a name up to an epoch, as `PersistentQueue.retire` does."""
-        return await self._change(retiring(name, epoch))
-
-    async def wait_remove(
-        self, timeout: float | None = None, *, transaction: bool = False
-    ) -> Item | None:
-        """Do as `remove`, but wait for an item; None if none came within `timeout` seconds.
-
-        Tasks are served in the order in which they began to wait. With a `timeout` of None the wait
-        is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
-        """
-        return await self._wait(ReadMode.OPEN if transaction else ReadMode.REMOVE, timeout)
-
-    async def wait_peek(self, timeout: float | None = None) -> Item | None:
-        """Do as `peek`, but wait for an item; see `wait_remove`."""
-        return await self._wait(ReadMode.PEEK, timeout)
-
-    async def browse(self, offset: int = 0, count: int = 100) -> list[Item]:
-        """Return items that stay in the queue, as `PersistentQueue.browse` does.
-
-        Items on disk are read in a thread. A task that is cancelled meanwhile waits for its end.
-        """
-        look = looking(offset, count)(self._queue())
-        await _looked(look)
-        return [Item.of(record, 0) for record in look.records]
-
-    async def search(
-        self,
-        text: str | bytes | None = None,
-        *,
-        pattern: str | bytes | None = None,
-        offset: int = 0,
-        count: int = 100,
-    ) -> FoundItems:
-        """Return items that have a text or match a pattern, as `PersistentQueue.search` does."""
-        search, begin = searching(text, pattern, offset, count)
-        look = begin(self._queue())
-        await _looked(look)
-        return await asyncio.to_thread(found_page, search, look, offset, count)
-
-    async def export(self) -> AsyncGenerator[str, None]:
-        """Iterate over the waiting items as lines of JSON, as `PersistentQueue.export` does."""
-        place = 0
-        with closing(Tour(self._queue()).looks()) as looks:
-            for look in looks:
-                await _looked(look)
-                for line in exported(self._name, place, look.records):
-                    yield line
-                place += len(look.records)
-
-    async def import_items(self, lines: Iterable[str | bytes]) -> int:
-        """Add the items of lines of JSON, as `PersistentQueue.import_items` does."""
-        with importing(self._name, lines, self._clock.now) as found:
-            for add, written in found:
-                found.count(stored=await self._change(add, written=written))
-        return found.added
-
-    async def flush(self) -> int:
-        """Drop all waiting items, but not those of open reads; return how many there were."""
-        return await self._change(lambda queue: queue.flush())
-
-    def __len__(self) -> int:
-        """Number of waiting items, without those of open reads."""
-        return len(self._queue())
-
-    def __bool__(self) -> bool:
-        """Return True, even if the queue is empty."""
-        return True
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of data in the waiting items."""
-        return self._queue().size
-
-    @property
-    def journal_size(self) -> int:
-        """Size of the journal's files in bytes; 0 without a journal."""
-        return self._queue().journal.size
-
-    # --- waiting ---
 
     async def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
         longest = longest_wait(timeout)
@@ -442,13 +246,31 @@ class AsyncPersistentQueue:
         if asyncio.get_running_loop() is not self._loop:
             raise QueueUnavailable(f"queue {self._name} belongs to another event loop")
 
+    def _measure(self, what: Callable[[Queue], int]) -> int:
+        return what(self._queue())
+
+    async def _next(self, steps: Generator[T, None, None]) -> T | None:
+        return next(steps, None)
+
+    async def _read(self, look: Look) -> list[bytes]:
+        with closing(look.views()) as views:
+            for view in views:
+                if view.is_on_disk:  # it must not be closed before the thread has ended
+                    await _to_its_end(asyncio.to_thread(view.load))
+                else:
+                    view.load()
+        return look.records
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
+
     async def _change(
         self,
         operation: Callable[[Queue], T],
         *,
         written: Callable[[Queue], Iterable[Queue]] = alone,
+        creates: bool = True,  # noqa: ARG002 # it exists
     ) -> T:
-        """Apply an operation; `written` tells on whose journals the result depends."""
         result, syncing = self._apply(self._queue(), operation, written=written)
         if syncing is not None:
             # Other tasks may wait for the same sync, so it continues if this task is cancelled.
@@ -592,16 +414,6 @@ def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], 
     return call
 
 
-async def _looked(look: Look) -> None:
-    """Have all views of a look loaded, those on disk in a thread."""
-    with closing(look.views()) as views:
-        for view in views:
-            if view.is_on_disk:  # it must not be closed before the thread has ended
-                await _to_its_end(asyncio.to_thread(view.load))
-            else:
-                view.load()
-
-
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Do `work`; a task that is cancelled meanwhile waits for its end."""
     doing = asyncio.ensure_future(work)
@@ -636,32 +448,3 @@ def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None)
         future.set_result(result)
     else:
         _fail(future, failure)
-
-
-class AsyncHeldItem(Held):
-    """An item that `reserve` holds during its block."""
-
-    def __init__(
-        self, item: Item, change: Callable[[Callable[[Queue], bool]], Awaitable[bool]]
-    ) -> None:
-        """Hold `item`; `change` changes its queue, and returns the result."""
-        super().__init__(item)
-        self._change = change
-
-    async def finish(self) -> None:
-        """Confirm the item now, as `HeldItem.finish` does."""
-        self._end()
-        check_held(ended=await self._change(self._if_open(confirming(self.item.xid))))
-
-    async def release(
-        self, delay: float | None = None, *, counted: bool = True, dead: bool = False
-    ) -> None:
-        """Give the item back now, as `HeldItem.release` does."""
-        self._end()
-        release = releasing(self.item.xid, delay, counted=counted, dead=dead)
-        check_held(ended=await self._change(self._if_open(release)))
-
-    async def extend(self, seconds: float) -> bool:
-        """Give the item back only `seconds` from now; False if it is not held any more."""
-        extend = extending(self.item.xid, seconds)
-        return not self.is_over and await self._change(self._if_open(extend))

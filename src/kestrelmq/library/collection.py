@@ -17,13 +17,14 @@ from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
+from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Step, source_of_dead_letters
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.given_data import given_count, given_number, item_bytes
-from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, QueueTickers, Ticker
+from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Delay, Expiry, item_times
 from kestrelmq.library.opening import check_settings, given_name
@@ -77,7 +78,6 @@ class QueueCollection:
         self._access = QueueAccess(self._queues.commits)
         self._queues.commits.worker = ThreadWorker(self._access.report)
         self._is_open = False
-        self._tickers = QueueTickers(self._access)
 
     # --- start and stop ---
 
@@ -96,12 +96,11 @@ class QueueCollection:
             return
         self._queues.open()
         self._is_open = True
-        self._access.process.begin()
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         try:
-            self._tickers.begin(self._do_upkeep, period, min(periods, default=None))
+            self._access.begin(self._do_upkeep, period, min(periods, default=None))
         except QueueUnavailable:
             self._shut()
             raise
@@ -110,7 +109,7 @@ class QueueCollection:
             or self._queues.commits.deadlines
             or any(queue.upkeep_waits for queue in self._queues.queues.values())
         ):
-            self._tickers.start_upkeep()
+            self._access.start_upkeep()
 
     @property
     def is_closed(self) -> bool:
@@ -126,17 +125,12 @@ class QueueCollection:
             return
         if self._is_open:
             self._access.sync_written()
-        tickers, _ = self._access.change(self._shut)
-        for ticker in tickers:
-            ticker.stop()
+        self._access.end(self._shut)
 
-    def _shut(self) -> list[Ticker]:
-        tickers = self._tickers.end()
-        self._access.process.end()
+    def _shut(self) -> None:
         if self._is_open:
             self._is_open = False
             self._queues.close()
-        return tickers
 
     def __enter__(self) -> Self:
         self.setup()
@@ -158,8 +152,7 @@ class QueueCollection:
             problem = f"{name} is an alias; it can only be added to, by the collection's `add`"
         if problem is not None:
             raise InvalidQueueName(problem)
-        start_upkeep = self._tickers.start_upkeep
-        return _CollectionQueue(name, self._access, self._clock, self._collection, start_upkeep)
+        return _CollectionQueue(name, self._access, self._clock, self._collection)
 
     def add(
         self,
@@ -187,7 +180,7 @@ class QueueCollection:
             accepted = self._collection().add(name, item, expires, due=due, mark=mark)
             destinations = self._queues.destinations(name, due=due, mark=mark)
             if due or any(queue.upkeep_waits for queue in destinations):
-                self._tickers.start_upkeep()
+                self._access.start_upkeep()
             return accepted, destinations
 
         (accepted, destinations), failures = self._access.change(add)
@@ -341,7 +334,7 @@ class QueueCollection:
                 slices.throw(error)
             written = next(slices, ())
         if any(queue.upkeep_waits for queue in written):
-            self._tickers.start_upkeep()
+            self._access.start_upkeep()
         return written
 
     # --- queues, all of them ---
@@ -403,25 +396,19 @@ class _CollectionQueue(BlockingQueue):
     """One queue of a collection."""
 
     def __init__(
-        self,
-        name: str,
-        access: QueueAccess,
-        clock: Clock,
-        collection: Callable[[], Queues],
-        start_upkeep: Callable[[], None],
+        self, name: str, access: QueueAccess, clock: Clock, collection: Callable[[], Queues]
     ) -> None:
         super().__init__(name, access, clock)
         self._collection = collection
-        self._start_collection_upkeep = start_upkeep
 
-    def _queue(self) -> Queue:
-        return self._collection().obtain(self._name)
-
-    def _existing(self) -> Queue | None:
-        return self._collection().existing(self._name)
-
-    def _start_upkeep(self) -> None:
-        self._start_collection_upkeep()
+    def _queue(self, *, creates: bool = True) -> Queue:
+        if creates:
+            return self._collection().obtain(self._name)
+        queue = self._collection().existing(self._name)
+        if queue is None:
+            nothing_kept = QueueConfig(keep_journal=False)
+            queue = Queue(self._name, nothing_kept, self._clock, GroupCommit())
+        return queue
 
 
 def _config(
