@@ -6,12 +6,12 @@
   long queue is served at the disk's sequential speed.
 """
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time
@@ -34,7 +34,7 @@ _BRIEF_BYTES: Final = 8 << 10
 _COUNT_LIMIT: Final = 100_000
 """Items that are counted in a few milliseconds."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ReadBehind:

@@ -6,7 +6,6 @@ known but unusable; its files are not touched. Queues may be loaded while others
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -36,6 +35,7 @@ from kestrelmq.errors import (
     KestrelError,
     QueueUnavailable,
 )
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
     Directory,
@@ -63,7 +63,7 @@ _FIXED: Final = ("keep_journal", "journal_dialect")
 _NAMED: Final = 3
 """Most queues that the answer to a reload names for each of those."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class QueueCollection:

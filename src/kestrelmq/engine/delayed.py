@@ -21,7 +21,6 @@ then are noted again in the new file, and the companion is synced before that is
 
 import contextlib
 import heapq
-import logging
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -31,6 +30,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker
 from kestrelmq.errors import JournalError
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADDX_HEADER, MAX_XID, item_add_time
@@ -57,7 +57,7 @@ _SETTINGS: Final = (
 )
 """The settings of a queue that hold for its companion, too."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def companion_settings(config: QueueConfig) -> QueueConfig:

@@ -15,7 +15,6 @@ A deletion that no client asked for (`max_queue_age`) must not lose items that a
 So such a queue, which is empty, is gone at once: its files hold nothing, replaced or not.
 """
 
-import logging
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final
@@ -25,6 +24,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import SaveDone
 from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import UnnamedFiles
 
 DeletionDone = Callable[[JournalError | None], None]
@@ -35,7 +35,7 @@ Steps = Generator[Job, BaseException | None, JournalError | None]
 _TOLD_AT_ONCE: Final = 300
 """How many readers that wait for a deleted queue are told in one turn."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Deletions:

@@ -10,7 +10,6 @@ an open read that no reader has: after a restart it is given back, and moves onc
 leaves an item here, there, or in both queues, but never in neither.
 """
 
-import logging
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
@@ -23,6 +22,7 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import LOG_INTERVAL
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries
 
 MIN_ASIDE_LIMIT: Final = 1 << 20
@@ -38,7 +38,7 @@ _REFUSED: Final = "it refuses them"
 _UNWRITABLE: Final = "its own queue cannot be written"
 """Its removal could not be written, so it would be moved repeatedly."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class LargeMove(Protocol):

@@ -9,15 +9,15 @@ This module has no threads, locks or loops. Its three drivers do: the server (`s
 library for threads (`library.access`) and the library for asyncio (`library.aio`).
 """
 
-import logging
 from collections.abc import Callable, Iterable
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.deadline_watch import DeadlineWatch, Timed
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError, NotSynced
+from kestrelmq.held_logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Committable(Timed):  # pragma: no cover: it only declares what a queue does

@@ -5,12 +5,12 @@ journals are open. What is written then is lost, or goes where no server will lo
 nothing is written, and requests get an error, until the same directory is back.
 """
 
-import logging
 from collections.abc import Collection
 
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import Directory, QueuePathLock
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class PathGuard:

@@ -15,7 +15,6 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 """
 
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -58,6 +57,7 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
@@ -131,7 +131,7 @@ MAX_TAGS: Final = 10_000
 MAX_TAG_NAMES: Final = 10_000
 """Most names of which a queue remembers the last retired epoch."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ReadsReturn(Protocol):

@@ -1,9 +1,9 @@
 """What a queue refused: counted by reason, and logged."""
 
-import logging
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Throttle
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.empty import NOTHING, own
 
 RefusalReason = Literal[
@@ -14,7 +14,7 @@ RefusalReason = Literal[
 LOG_INTERVAL: Final = 60.0
 """Seconds between log lines about what one queue refuses, or cannot move."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Refusals:

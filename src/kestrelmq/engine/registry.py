@@ -10,7 +10,6 @@ lost. `docs/journal.md` describes its bytes.
 """
 
 import json
-import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import InvalidDeclaration, JournalError
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import Directory, mapped, replace_file
 from kestrelmq.journal.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.names import queue_name_error
@@ -34,7 +34,7 @@ DECLARABLE: Final = frozenset(
 )
 """The settings that clients may declare for a queue."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 SaveDone = Callable[[JournalError | None], None]
 """Called with the reason why the file could not be written; with None if it was."""

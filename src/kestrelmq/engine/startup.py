@@ -5,7 +5,6 @@ loaded every few milliseconds, many queues at a time if they are short. A stop i
 every journal intact: loading changes files in crash-safe steps only.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.loading import Pace
 from kestrelmq.journal.names import QueueFiles
 
@@ -32,7 +32,7 @@ _MOST_KEPT: Final = 50
 _AT_ONCE: Final = 1000
 """Queues that are loaded by one job."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _Loaded = list[tuple[str, Queue | QueueUnavailable]]
 

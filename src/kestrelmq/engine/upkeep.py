@@ -39,7 +39,6 @@ file is in place, the same step is retried until it succeeds. `journal/replaceme
 crash leaves.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -55,6 +54,7 @@ from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
@@ -67,7 +67,7 @@ from kestrelmq.journal.replacement import (
 )
 from kestrelmq.journal.writer import FileJournal, JournalRemoval
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 NEVER: Final = sys.maxsize
 RETRY: Final = 1.0

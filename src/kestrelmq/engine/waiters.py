@@ -4,13 +4,13 @@ Exactly one of three things happens to a waiter: it is served, it is told why it
 or it is cancelled. The caller keeps the deadlines, and cancels.
 """
 
-import logging
 from collections.abc import Callable
 from enum import Enum, auto
 
 from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.held_logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class ReadMode(Enum):

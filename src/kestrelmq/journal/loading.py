@@ -13,7 +13,6 @@ dialect, because a file has only one. A crash then leaves a rotated file, cut or
 current one.
 """
 
-import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import Directory, FoundFile, ReadFile, write_file
 from kestrelmq.journal.names import (
     QueueFiles,
@@ -59,7 +59,7 @@ _LOG_INTERVAL: Final = 5.0
 TOOL_MEMORY: Final = 8 << 20
 """Bytes of items that a tool holds in memory, however long the queue is."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Pace = Callable[[], bool]
 """A `Pause` that returns whether others are being served, so that the next piece must be short."""

@@ -11,7 +11,6 @@ server start interrupts fails and changes nothing. Links are removed and not fol
 """
 
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import Final, Self
 from uuid import uuid4
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import rename_durably
 
 WRITE_MARK: Final = "~~write-"
@@ -35,7 +35,7 @@ _LONGEST_SILENCE: Final = 24 * 3600
 _STATE, _PARENT, _STARTED = 0, 1, 19
 """Indexes of the fields after the command in `/proc/PID/stat`."""
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

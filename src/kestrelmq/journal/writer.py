@@ -8,12 +8,12 @@ file without a current one, an empty temporary, or a pack beside the files that 
 """
 
 import contextlib
-import logging
 from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Pause, no_pause
+from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import AppendFile, Directory, FoundFile, UnnamedFiles
 from kestrelmq.journal.names import (
     DELETE,
@@ -36,7 +36,7 @@ _LARGE: Final = 1 << 20
 """Bytes from which on a file takes noticeable time to free."""
 _SUSPECT: Final = "an earlier sync failed; the journal is being rewritten"
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class NoJournal:

@@ -4,12 +4,15 @@
 fsync is needed, it happens after the lock is released: the first of the threads that wait for one
 syncs for all of them (see `SyncScheduler`). Readers that the operation served are woken last.
 
+A thread that is in an operation cannot begin another: a signal handler, or a finalizer, that tries
+to is told so, where it would wait for its own thread. What is logged during an operation is logged
+when that is over, because a handler may use the queue (`kestrelmq.held_logs`).
+
 The upkeep of a journal runs in a thread of its own and reports its results. Reports are processed
 under the same lock, by whichever thread holds it. The upkeep thread never waits for the lock, so a
 thread that holds the lock may wait for the upkeep thread.
 """
 
-import logging
 import math
 import threading
 from collections import deque
@@ -24,6 +27,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
+from kestrelmq.held_logs import get_logger, log_afterwards
 from kestrelmq.library.items import Item
 
 T = TypeVar("T")
@@ -33,7 +37,7 @@ UPKEEP_PERIOD: Final = 1.0
 _LOG_PERIOD: Final = 60.0
 """Seconds between two lines in the log about a thread that cannot start."""
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class WaitingThread:
@@ -138,6 +142,7 @@ class QueueAccess:
         self._lock = threading.Lock()
         self._reports: deque[Callable[[], None]] = deque()
         self._syncing = threading.Lock()
+        self._users: set[int] = set()  # the threads that are in an operation
         self._tickers: list[Ticker] = []
         self._may_log = Throttle(SystemClock(), _LOG_PERIOD)
 
@@ -148,9 +153,30 @@ class QueueAccess:
         `operation` raises, the changes it made before are still written.
 
         Raises:
-            QueueUnavailable: another process has set the queues up, and this one was forked.
+            QueueUnavailable: another process has set the queues up, and this one was forked; or
+                this thread is in an operation already.
         """
         self.process.check()
+        return self._alone(lambda: self._apply(operation))
+
+    def _alone(self, work: Callable[[], T]) -> T:
+        """Do an operation; log what it logs afterwards. Raises QueueUnavailable as `change`."""
+        thread = threading.get_ident()
+        if thread in self._users:
+            raise QueueUnavailable(
+                "a signal handler or finalizer cannot use a queue whose operation it interrupts"
+            )
+
+        def marked() -> T:
+            try:
+                self._users.add(thread)
+                return work()
+            finally:
+                self._users.discard(thread)
+
+        return log_afterwards(marked)
+
+    def _apply(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
         failures: dict[Committable, JournalError] = {}
         served: list[WaitingThread] = []
         covering: SyncRound | None = None
@@ -186,11 +212,15 @@ class QueueAccess:
         return look.records
 
     def sync_written(self) -> None:
-        """Sync all queues with unsynced writes, due or not."""
-        with self._lock:
-            covering = self._syncs.request(self._syncs.take_due(math.inf))
-        self._process_reports()
-        self._wait_for(covering)
+        """Sync all queues with unsynced writes, due or not. Raises QueueUnavailable as `change`."""
+
+        def sync() -> None:
+            with self._lock:
+                covering = self._syncs.request(self._syncs.take_due(math.inf))
+            self._process_reports()
+            self._wait_for(covering)
+
+        self._alone(sync)
 
     def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
         """Wait until a round of fsyncs has ended, or run it; return the queues that failed."""
@@ -271,7 +301,10 @@ class QueueAccess:
     def report(self, callback: Callable[[], None]) -> None:
         """Have `callback` called under the lock; may be called from any thread, and never waits."""
         self._reports.append(callback)
-        self._process_reports()
+        if threading.get_ident() in self._users:
+            self._process_reports()
+        else:
+            self._alone(self._process_reports)
 
     def _process_reports(self) -> None:
         """Process reports, unless another thread has the lock: that does so when it releases it."""
