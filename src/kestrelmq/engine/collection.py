@@ -112,12 +112,13 @@ class QueueCollection:
         self._clock = clock
         # By how much the wall clock was ahead of the monotonic one (seconds).
         self._clock_ahead = clock.now() / 1000 - clock.monotonic()
-        self._directory = directory or DiskDirectory(Path(config.queue_path))
+        path = Path(config.queue_path) if directory is None else directory.path
+        self._lock = QueuePathLock(path)
+        self._directory = directory or DiskDirectory(path, lock=self._lock)
         # Queues without a journal that have files of one all the same, from another time.
         self._with_old_files: set[str] = set()
         self.registry = QueueRegistry(self._directory, clock)
         self.deletions = Deletions(self._deleted, self.registry.save)
-        self._lock = QueuePathLock(self._directory.path)
         self.guard = PathGuard(self._directory, self._lock)
         self.disk_space = DiskSpace(self._directory.path)
         self.owners = Owners(clock, self.commits.watch_deadlines, self._watch_queue)

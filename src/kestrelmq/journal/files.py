@@ -410,7 +410,7 @@ def forget(buffer: Buffer, start: int, end: int) -> int:
 
 
 class FileLock:
-    """A lock on a file, held until it is released or this process ends, however that happens.
+    """A lock on a file, held until it is released, forgotten, or this process ends, in any way.
 
     The file stays, and names the last process that took the lock. A `with` block holds the lock.
     """
@@ -459,19 +459,20 @@ class FileLock:
     def try_acquire(self) -> bool:
         """Take the lock; return False if somebody else has it. Raises OSError."""
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+        is_held = False
         try:
-            if not _lock(descriptor, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX):
+            if _lock(descriptor, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX):
+                os.ftruncate(descriptor, 0)
+                if not self._shared:
+                    note = f"{os.getpid()}\n" if self._note is None else self._note
+                    os.pwrite(descriptor, note.encode(), 0)
+                self._process = os.getpid()
+                is_held = True
+                self._descriptor = descriptor
+        finally:  # also after a Ctrl-C
+            if not is_held:
                 os.close(descriptor)
-                return False
-        except OSError:
-            os.close(descriptor)
-            raise
-        os.ftruncate(descriptor, 0)
-        if not self._shared:
-            note = f"{os.getpid()}\n" if self._note is None else self._note
-            os.pwrite(descriptor, note.encode(), 0)
-        self._descriptor, self._process = descriptor, os.getpid()
-        return True
+        return is_held
 
     def holder(self) -> str:
         """Return the file's note about the last holder of the lock. Raises OSError."""
@@ -504,6 +505,9 @@ class FileLock:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class QueuePathLock(FileLock):
@@ -930,15 +934,19 @@ class DescriptorPool:
 class DiskDirectory:
     """A `Directory` on disk, held by a descriptor from its first use on.
 
+    It keeps the lock of the queue path, if it is given one: while anything, such as a thread, can
+    still change files here, a forgotten lock is not released.
+
     Files are opened relative to that descriptor. So if another directory takes the place of this
     one, nothing is created in it or read from it.
     """
 
-    __slots__ = ("_files", "_held", "_lock", "_refusal", "path")
+    __slots__ = ("_files", "_held", "_kept", "_lock", "_refusal", "path")
 
-    def __init__(self, path: Path, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, path: Path, max_open: int = MAX_OPEN, lock: object = None) -> None:
         """Describe the directory; at most `max_open` append files keep a descriptor."""
         self.path = path
+        self._kept = lock
         self._files = DescriptorPool(max_open)
         # Why nothing may be done in the directory now; None if it may be used.
         self._refusal: str | None = None

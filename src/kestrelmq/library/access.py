@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from typing import Final, TypeVar
+from weakref import WeakMethod
 
 from kestrelmq.clock import SystemClock, Throttle
 from kestrelmq.engine.browsing import Look
@@ -90,15 +91,17 @@ class WaitingThread:
 
 
 class Ticker:
-    """Calls a function periodically in a daemon thread, which does not keep the program alive.
+    """Calls a method periodically in a daemon thread, which does not keep the program alive.
+
+    Nor does it keep the method's object alive: it ends when that was forgotten.
 
     `start` and `stop` must not be called by two threads at once.
     """
 
-    def __init__(self, period: float, function: Callable[[], None], name: str) -> None:
+    def __init__(self, period: float, method: Callable[[], None], name: str) -> None:
         """`period` is in seconds. Nothing runs before `start`."""
         self._period = min(period, threading.TIMEOUT_MAX)
-        self._function = function
+        self._method = WeakMethod(method)
         self._began = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -113,11 +116,18 @@ class Ticker:
             self._began = True
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._period):
-            try:
-                self._function()
-            except Exception:
-                log.exception("%s failed", self._thread.name)
+        while not self._stopped.wait(self._period) and self._call():
+            pass
+
+    def _call(self) -> bool:
+        """Call the method; return False if its object was forgotten."""
+        method = self._method()
+        try:
+            if method is not None:
+                method()
+        except Exception:
+            log.exception("%s failed", self._thread.name)
+        return method is not None
 
     def stop(self) -> None:
         """Stop the thread, and wait for a call that is running."""

@@ -332,11 +332,11 @@ class PersistentQueue(BlockingQueue):
             self._access.begin(
                 self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
             )
-        except QueueUnavailable:
+            if self._opened.has_background_work:
+                self._access.start_upkeep()
+        except BaseException:  # also a Ctrl-C
             self._shut()
             raise
-        if self._opened.has_background_work:
-            self._access.start_upkeep()
 
     def _queue(self, *, creates: bool = True) -> Queue:  # noqa: ARG002 # it exists
         if self._opened is None:

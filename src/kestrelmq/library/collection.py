@@ -94,22 +94,22 @@ class QueueCollection:
     def _open(self) -> None:
         if self._is_open:
             return
-        self._queues.open()
         self._is_open = True
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
         try:
+            self._queues.open()
             self._access.begin(self._do_upkeep, period, min(periods, default=None))
-        except QueueUnavailable:
+            if (
+                self._sweep_period is not None
+                or self._queues.commits.deadlines
+                or any(queue.upkeep_waits for queue in self._queues.queues.values())
+            ):
+                self._access.start_upkeep()
+        except BaseException:  # also a Ctrl-C
             self._shut()
             raise
-        if (
-            self._sweep_period is not None
-            or self._queues.commits.deadlines
-            or any(queue.upkeep_waits for queue in self._queues.queues.values())
-        ):
-            self._access.start_upkeep()
 
     @property
     def is_closed(self) -> bool:

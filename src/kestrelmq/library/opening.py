@@ -1,6 +1,6 @@
 """Open a single queue of a queue path, and lock it against other users.
 
-There are two locks. A process holds them, and they are released when it ends, in whatever way:
+There are two locks. They are released when the queue is closed or forgotten, or the process ends:
 
 - the lock of the queue path, which a server holds exclusively and users of single queues share;
 - the lock of the queue, `NAME~~lock`, which one user holds exclusively.
@@ -77,8 +77,9 @@ def open_queue(
     if not config.keep_journal:
         return Queue(name, config, clock, commits), ExitStack()
     make_queue_path(path)
-    with _lock(path, name) as held:
-        directory = DiskDirectory(path)
+    held = _lock(path, name)
+    try:
+        directory = DiskDirectory(path, lock=held)
         files = group_files(directory.names()).queues.get(name, QueueFiles(name))
         loaded, delayed = load_with_delayed(
             directory,
@@ -98,4 +99,7 @@ def open_queue(
         )
         queue.hold_loaded(delayed)
         queue.open_journal()
-        return queue, held.pop_all()
+    except BaseException:  # also a Ctrl-C
+        held.close()
+        raise
+    return queue, held
