@@ -1,12 +1,13 @@
 """Pipelines over journals, end to end on real spools."""
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.journal.files import QueuePathLock
@@ -283,20 +284,24 @@ def test_cuts_change_neither_fates_nor_reports(spark: SparkSession, tmp_path: Pa
             records.append(Continue(rng.randrange(number + 1), at + 7, 0, b"next"))
     cuts = [[], sorted(rng.sample(range(len(records)), 9)), range(0, len(records), 40)]
 
-    found = []
     for number, places in enumerate(cuts):
-        spool = tmp_path / f"spool{number}"
         for place, (begin, end) in enumerate(pairwise([0, *places, len(records)])):
-            write(spool / f"q.{place + 1}", records[begin:end])
-        rows = history(spark, str(spool)).drop("spool", "file", "position").orderBy("ordinal")
-        output = str(tmp_path / f"out{number}")
-        made = report(spark, str(spool), output)
-        hours = spark.read.parquet(f"{output}/hours").orderBy("hour").collect()
-        found.append((rows.collect(), made.queues, hours))
+            write(tmp_path / "spool" / f"q{number}.{place + 1}", records[begin:end])
+    items = history(spark, str(tmp_path / "spool")).orderBy("queue", "ordinal").collect()
+    output = str(tmp_path / "out")
+    made = report(spark, str(tmp_path / "spool"), output)
+    hours = spark.read.parquet(f"{output}/hours").orderBy("queue", "hour").collect()
 
-    assert len({row.fate for row in found[0][0]}) == 5
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    def of(rows: list[Row], number: int) -> list[dict[str, object]]:
+        named = (row.asDict() for row in rows if row.queue == f"q{number}")
+        places = {"spool", "queue", "file", "position"}
+        return [{name: row[name] for name in row.keys() - places} for row in named]
+
+    assert len({row["fate"] for row in of(items, 0)}) == 5
+    for number in range(1, len(cuts)):
+        assert of(items, number) == of(items, 0)
+        assert of(hours, number) == of(hours, 0)
+        assert replace(made.queues[number], queue="q0") == made.queues[0]
 
 
 def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: Path) -> None:

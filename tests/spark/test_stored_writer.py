@@ -1,7 +1,7 @@
 """`kestrel.journal` written to a store: queues that a server loads once they are on its disk."""
 
+import subprocess
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from pyspark.errors import PySparkException
@@ -15,10 +15,9 @@ from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.storage import Location, located
-from tests.spark.processes import SparkProcess
 from tests.spark.test_commands import Terminal
 from tests.spark.test_journal_writer import data as data_in
-from tests.support.object_store import ACCESS_KEY, BUCKET, SECRET_KEY, ObjectStore
+from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 from tests.support.server import running_server
 
 HOUR = 3_600_000
@@ -156,19 +155,17 @@ def test_what_a_killed_driver_left_goes_with_the_next_write(
 ) -> None:
     """While it runs, another write leaves it alone."""
     rows = spark.createDataFrame([("a", "2")], "queue string, data string")
-    name, secret = tmp_path.name, quote(SECRET_KEY, safe="")
-    options = f"endpoint_override={store.endpoint}&scheme=http&region=us-east-1"
-    uri = f"s3://{ACCESS_KEY}:{secret}@{BUCKET}/{name}?{options}"
-    killed = SparkProcess("tests.spark.write_session", tmp_path, uri)
-    try:
-        killed.wait_until_reached()
-        (left,) = store.names(name)
+    name = tmp_path.name
+    place = located(f"s3://{BUCKET}/{name}", store.options)
+    assert isinstance(place, Location)
+    with subprocess.Popen(["sleep", "1000"]) as driver:
+        left = stored_writes.begin(place, WriteOwner.of(driver.pid))
+        (left / "0-0-0").write(b"x")
         save(rows, store, name)
-        assert left in store.names(name)
-    finally:
-        killed.kill9()
+        assert left.name in store.names(name)
+        driver.kill()
     save(rows, store, name)
-    assert left not in store.names(name)
+    assert left.name not in store.names(name)
     assert data_in(fetch(store, name, tmp_path / "copy")) == {"a": [b"2", b"2"]}
 
 
