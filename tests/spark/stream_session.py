@@ -1,9 +1,10 @@
-"""A stream from live servers to Parquet in a process of its own, which a test may kill.
+"""A stream from live servers to a table in a process of its own, which a test may kill.
 
-    python -m tests.spark.stream_session ROOT SERVERS QUEUE STEP NTH [OPTIONS]
+    python -m tests.spark.stream_session ROOT ENGINE SERVERS QUEUE STEP NTH [OPTIONS]
 
-The process that is the NTH to come to STEP of the staging protocol writes `ROOT/reached` and stands
-still: the test then kills the session. OPTIONS are more options of reading, as JSON.
+ENGINE is `spark`, or `plain` for `tests.support.queries`. The process that is the NTH to come to
+STEP of the staging protocol writes `ROOT/reached` and stands still: the test then kills the
+session. OPTIONS are more options of reading, as JSON.
 """
 
 import json
@@ -15,12 +16,19 @@ from typing import Final
 
 from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.session import local_session, start_query
+from tests.support.queries import live, running
 
 FORMAT: Final = "kestrel.stopping"
 
 
 def main(
-    root: Path, servers: str, queue: str, step: str, nth: int, options: Mapping[str, str]
+    root: Path,
+    engine: str,
+    servers: str,
+    queue: str,
+    step: str,
+    nth: int,
+    options: Mapping[str, str],
 ) -> None:
     """Run the stream."""
     # Each task has a copy of its own of what is here; a file is what they share.
@@ -46,21 +54,22 @@ def main(
             return FORMAT
 
     StoppingSource.reached = staticmethod(reached)
+    given = {"max_items_per_batch": "400", **options}
+    relation = live(servers, root, StoppingSource, queue=queue, **given)
+    if engine == "plain":
+        with running(relation, root) as query:
+            while True:
+                query.take()
     with local_session("local[2,2]", quick=True) as spark:
         spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(StoppingSource)
-        rows = (
-            spark.readStream.format(FORMAT)
-            .options(servers=servers, queue=queue, staging_location=str(root / "staging"))
-            .options(max_items_per_batch="400", wait="200ms")
-            .options(**options)
-            .load()
-        )
+        rows = spark.readStream.format(FORMAT).options(**relation.options).load()
         writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
         writer = writer.option("checkpointLocation", str(root / "checkpoint"))
         start_query(writer).awaitTermination()
 
 
 if __name__ == "__main__":
-    root, servers, queue, step, nth, *rest = sys.argv[1:]
-    main(Path(root), servers, queue, step, int(nth), json.loads(rest[0]) if rest else {})
+    root, engine, servers, queue, step, nth, *rest = sys.argv[1:]
+    more = json.loads(rest[0]) if rest else {}
+    main(Path(root), engine, servers, queue, step, int(nth), more)

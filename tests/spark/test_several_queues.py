@@ -11,7 +11,6 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, archived, read_archive
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
-from tests.spark.processes import SparkProcess
 from tests.spark.spools import adds, write
 from tests.spark.streams import drain, numbered, register_killed, stream
 from tests.support.patience import PATIENCE
@@ -29,31 +28,6 @@ def items_by_queue(spark: SparkSession, root: Path) -> dict[str, list[int]]:
     return {queue: sorted(numbers) for queue, numbers in sorted(found.items())}
 
 
-def test_a_stream_of_a_pattern_that_is_killed_reads_each_item_once(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """Between staging and finish and before; queues that appear meanwhile are found."""
-    for place, queue in enumerate(QUEUES):
-        client.put_many(queue, numbered(300, 1000 * place))
-    client.put_many("other", numbered(5))
-    for step, nth in (("synced", 2), ("linked", 3)):
-        words = (cluster, "orders_*", step, str(nth))
-        session = SparkProcess("tests.spark.stream_session", tmp_path, *words)
-        session.wait_until_reached()
-        session.kill9()
-        client.put_many(f"orders_{step}", numbered(20))
-    rows = stream(spark, cluster, tmp_path, queue="orders_*", max_items_per_batch="400")
-    batches = drain(rows, tmp_path)
-
-    assert max(batches) <= 400
-    expected = {queue: list(range(1000 * n, 1000 * n + 300)) for n, queue in enumerate(QUEUES)}
-    expected |= {f"orders_{step}": list(range(20)) for step in ("linked", "synced")}
-    assert items_by_queue(spark, tmp_path) == dict(sorted(expected.items()))
-    left = {one.name: one.items + one.number("open_transactions") for one in client.queues()}
-    assert sum(items for name, items in left.items() if name.startswith("orders_")) == 0
-    assert len(list(client.consume("other", idle_timeout=0))) == 5
-
-
 def test_a_worker_that_is_killed_over_several_queues_is_replaced(
     spark: SparkSession, cluster: str, client: Client, tmp_path: Path
 ) -> None:
@@ -67,29 +41,6 @@ def test_a_worker_that_is_killed_over_several_queues_is_replaced(
     assert (tmp_path / "killed").exists()
     drain(stream(spark, cluster, tmp_path, queue=",".join(QUEUES)), tmp_path)
     assert items_by_queue(spark, tmp_path) == {queue: list(range(60)) for queue in QUEUES}
-
-
-def test_a_checkpoint_keeps_its_queues(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """Their order does not matter; others are refused, and a failed batch keeps its names."""
-    client.put_many("a", numbered(5))
-    client.put_many("b", numbered(5, 100))
-    failing = stream(spark, cluster, tmp_path, queue="b,a").selectExpr(
-        "queue", "position", "binary(raise_error('on purpose')) AS data"
-    )
-    with pytest.raises(PySparkException, match="on purpose"):
-        drain(failing, tmp_path)
-    for other in ("a", "a,c", "[ab]"):
-        with pytest.raises(PySparkException, match="the checkpoint is of queue 'a,b'"):
-            drain(stream(spark, cluster, tmp_path, queue=other), tmp_path)
-    rows = stream(spark, cluster, tmp_path, queue='["a", "b"]')
-    drain(rows.select("queue", "position", "data"), tmp_path)
-
-    assert items_by_queue(spark, tmp_path) == {
-        "a": list(range(5)),
-        "b": list(range(100, 105)),
-    }
 
 
 def test_a_table_of_several_queues(

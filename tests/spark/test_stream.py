@@ -1,7 +1,8 @@
-"""`kestrel`: live servers as streams and tables, and as their sink, end to end."""
+"""`kestrel`: live servers as streams and tables, and as their sink, end to end.
 
-import json
-import sys
+`tests/integration/test_live_streams.py` has streams without Spark.
+"""
+
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,16 +13,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.live.batch_plan import BatchPlan
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.live.refusals import QueueCannotBeRead
-from kestrelmq.spark.live.shares import PartitionShare
 from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
 from kestrelmq.spark.session import start_query
 from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
 
@@ -49,88 +48,6 @@ def test_a_cluster_is_drained_in_batches(
     assert told.count() == 3010
 
 
-def test_a_rate_and_the_backlog_in_the_progress(
-    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """No batch takes more than the time before it allows; the progress says what waits."""
-    address = servers[0].address
-    with Client(address) as client:
-        client.put_many(QUEUE, numbered(20))
-    rows = stream(spark, address, tmp_path, max_items_per_second="10")
-    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "check"))
-    query = start_query(writer.trigger(availableNow=True))
-    assert query.awaitTermination(PATIENCE)
-
-    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    assert batches[0]["numInputRows"] == 10
-    assert sum(progress["numInputRows"] for progress in batches) == 20
-    backlog = json.loads(batches[0]["sources"][0]["latestOffset"])
-    assert set(backlog) == {address}
-    assert backlog[address]["items"] in {10, 20}
-    assert {"bytes", "open_reads", "oldest_ms", "age_ms"} < set(backlog[address])
-    with pytest.raises(PySparkException, match=r"is for spark\.readStream only"):
-        spark.read.format("kestrel").options(
-            servers=address, queue=QUEUE, staging_location="/s", max_items_per_second="1"
-        ).load().count()
-
-
-def test_one_server_keeps_its_order(
-    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """With one partition, rows by position are the queue's order, over batches and parts."""
-    with Client(servers[0].address) as client:
-        client.put_many(QUEUE, numbered(1500))
-    rows = stream(spark, servers[0].address, tmp_path, max_items_per_batch="700")
-    drain(rows.select("position", "data"), tmp_path)
-
-    assert items_in(spark, tmp_path) == numbered(1500)
-
-
-def test_bytes_limit_a_batch(
-    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """A batch ends with the item that reaches the limit."""
-    with Client(servers[0].address) as client:
-        client.put_many(QUEUE, [b"x" * 10_000] * 30)
-    rows = stream(spark, servers[0].address, tmp_path, max_bytes_per_batch="100000")
-
-    assert drain(rows, tmp_path) == [10, 10, 10]
-
-
-def test_servers_may_die_and_come_back_in_mid_query(
-    spark: SparkSession, cluster: str, servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """The stream goes on with the others, and with the lost one when it is back."""
-    first, second = servers
-    rows = stream(spark, cluster, tmp_path)
-    writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "table"))
-    query = start_query(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
-
-    def put(server: ServerProcess, start: int) -> None:
-        with Client(server.address) as client:
-            client.put_many(QUEUE, numbered(100, start))
-
-    def arrived(count: int) -> bool:
-        assert query.exception() is None
-        return len(set(items_in(spark, tmp_path))) == count
-
-    try:
-        put(first, 0)
-        until(lambda: arrived(100))
-        first.kill9()
-        put(second, 100)
-        until(lambda: arrived(200))
-        second.kill9()
-        first.start()
-        put(first, 200)
-        until(lambda: arrived(300))
-        second.start()
-        put(second, 300)
-        until(lambda: arrived(400))
-    finally:
-        query.stop()
-
-
 def test_a_source_that_comes_up_too_late_is_started_again(
     spark: SparkSession,
     cluster: str,
@@ -146,7 +63,7 @@ def test_a_source_that_comes_up_too_late_is_started_again(
 case "$*" in *python_streaming_source_runner*)
     [ -e {late} ] || {{ touch {late}; exec sleep 20; }} ;;
 esac
-exec {sys.executable} "$@"
+exec {spark.sparkContext.pythonExec} "$@"
 """
     )
     python.chmod(0o755)
@@ -166,23 +83,6 @@ exec {sys.executable} "$@"
     assert late.exists()
 
 
-def test_a_staging_location_is_one_querys(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """A query with another checkpoint fails before it takes anything, and says why."""
-    client.put_many(QUEUE, numbered(5))
-    rows = stream(spark, cluster, tmp_path)
-    drain(rows, tmp_path)
-    client.put_many(QUEUE, numbered(5, 5))
-    writer = rows.writeStream.format("noop").trigger(availableNow=True)
-    query = start_query(writer.option("checkpointLocation", str(tmp_path / "another")))
-
-    with pytest.raises(PySparkException, match="items of a query with another checkpoint"):
-        query.awaitTermination(PATIENCE)
-    drain(rows, tmp_path)
-    assert len(items_in(spark, tmp_path)) == 10
-
-
 def test_a_table_is_read_once_and_can_be_read_again(
     spark: SparkSession, cluster: str, client: Client, tmp_path: Path
 ) -> None:
@@ -200,23 +100,6 @@ def test_a_table_is_read_once_and_can_be_read_again(
     assert reader.option("batch", batch.name).load().count() == 500
     with pytest.raises(PySparkException, match="'nothing' is not allowed"):
         reader.option("batch", "nothing").load().count()
-
-
-def test_a_server_without_reserved_reads_tells_less(
-    spark: SparkSession, servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """Its items come by way of open reads; what it does not tell is null."""
-    address = servers[0].address
-    with Client(address) as client:
-        client.put_many(QUEUE, numbered(150))
-    (tmp_path / "staging" / "old").mkdir(parents=True)
-    plan = BatchPlan(1, "old", QUEUE, (PartitionShare(address, 150, 1 << 20),))
-    (tmp_path / "staging" / "old" / "plan.json").write_text(json.dumps(plan.to_offset()))
-    reader = spark.read.format("kestrel").options(servers=address, queue=QUEUE, batch="old")
-    table = reader.option("staging_location", str(tmp_path / "staging")).load()
-
-    assert sorted(int(row.data) for row in table.collect()) == list(range(150))
-    assert table.where("add_time IS NULL AND expiry IS NULL AND deliveries IS NULL").count() == 150
 
 
 def test_one_dataframe_is_one_batch(
@@ -272,28 +155,6 @@ def test_a_batch_keeps_its_queues_name(
         reader.options(batch=batch.name, queue="other").load().count()
     with pytest.raises(PySparkException, match="must be the name of a directory"):
         reader.options(batch="../staging").load().count()
-
-
-def test_a_checkpoint_keeps_its_queue(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """A batch that failed is replayed under its own queue's name, or not at all."""
-    client.put_many(QUEUE, numbered(20))
-    client.put_many("other", numbered(7, 100))
-    failing = stream(spark, cluster, tmp_path).selectExpr(
-        "queue", "position", "binary(raise_error('on purpose')) AS data"
-    )
-    with pytest.raises(PySparkException, match="on purpose"):
-        drain(failing, tmp_path)
-
-    with pytest.raises(PySparkException, match="checkpoint is of queue 'work'"):
-        drain(stream(spark, cluster, tmp_path, queue="other"), tmp_path)
-    drain(stream(spark, cluster, tmp_path).select("queue", "position", "data"), tmp_path)
-
-    table = spark.read.parquet(str(tmp_path / "table"))
-    assert [row.queue for row in table.select("queue").distinct().collect()] == [QUEUE]
-    assert sorted(map(int, items_in(spark, tmp_path))) == list(range(20))
-    assert len(list(client.consume("other", idle_timeout=0))) == 7
 
 
 @pytest.mark.parametrize("cause", ["damaged", "quiescent"])

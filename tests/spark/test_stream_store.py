@@ -1,9 +1,9 @@
 """Streams and tables of live queues whose batches are staged in a store.
 
-`tests/integration/test_spark_store.py` has a crash at every step, without Spark.
+`tests/integration/test_spark_store.py` has a crash at every step, without Spark, and
+`test_live_streams.py` there a session that is killed.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from tests.spark.processes import SparkProcess
 from tests.spark.streams import QUEUE, drain, items_in, numbered, register_killed, stream
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 from tests.support.server import ServerProcess
@@ -21,26 +20,6 @@ from tests.support.server import ServerProcess
 def staged_in(store: ObjectStore, name: str) -> Mapping[str, str]:
     """Return the options that let batches be staged in a store."""
     return {"staging_location": f"s3://{BUCKET}/{name}", **store.source_options}
-
-
-def test_a_session_that_is_killed_loses_nothing(
-    spark: SparkSession, server: ServerProcess, store: ObjectStore, tmp_path: Path
-) -> None:
-    """Its second batch was logged, and the server was told: it is read again, and nothing else."""
-    options = staged_in(store, "killed")
-    sent = numbered(1500)
-    with Client(server.address) as client:
-        client.put_many(QUEUE, sent)
-        words = (server.address, QUEUE, "told", "2", json.dumps(options))
-        session = SparkProcess("tests.spark.stream_session", tmp_path, *words)
-        session.wait_until_reached()
-        session.kill9()
-        drain(stream(spark, server.address, tmp_path, **options), tmp_path)
-        assert client.get(QUEUE) is None
-        (queue,) = client.queues()
-        assert queue.number("open_transactions") == 0
-
-    assert items_in(spark, tmp_path) == sent
 
 
 def test_a_worker_that_is_killed_is_replaced(
@@ -87,15 +66,12 @@ def test_a_dataframe_is_one_batch(
 
 
 def test_errors_say_what_is_wrong_and_no_secret(
-    spark: SparkSession, server: ServerProcess, store: ObjectStore, tmp_path: Path
+    spark: SparkSession, server: ServerProcess, store: ObjectStore
 ) -> None:
-    """An option that is unknown; a store that refuses."""
+    """A store refuses."""
     options = staged_in(store, "errors")
     with Client(server.address) as client:
         client.put_many(QUEUE, numbered(5))
-    unknown = {**options, "storage.colour": "x"}
-    with pytest.raises(PySparkException, match="storage option 'colour' is unknown"):
-        drain(stream(spark, server.address, tmp_path, **unknown), tmp_path)
     with store.checking_rights():
         reader = spark.read.format("kestrel").options(servers=server.address, queue=QUEUE)
         with pytest.raises(PySparkException, match="s3://bucket/errors") as refused:
