@@ -1,6 +1,5 @@
 """The journal against plain models, with any records there can be."""
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +36,7 @@ from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal
+from tests.support.readings import Reading
 
 pytestmark = pytest.mark.compiled
 
@@ -80,85 +80,6 @@ related_record: st.SearchStrategy[Record] = st.one_of(
     st.builds(Continue, xids, st.just(NOW), st.just(0), texts),
     st.builds(RemoveTentativeXid, xids.filter(bool)),
 )
-
-
-class Model:
-    """What the reference says the records do, in the plainest form."""
-
-    def __init__(self) -> None:
-        self.queue: deque[tuple[bytes, int | None]] = deque()
-        self.reads: dict[int, tuple[bytes, int | None]] = {}
-        self.last = 0
-
-    @property
-    def contents(self) -> list[bytes]:
-        """Data of the items in the queue."""
-        return [content for content, _ in self.queue]
-
-    @property
-    def open(self) -> dict[int, bytes]:
-        """Data of the open reads by xid."""
-        return {xid: content for xid, (content, _) in self.reads.items()}
-
-    def apply_file(self, records: Sequence[Record]) -> None:
-        """Apply the records of a file; a STATE_DUMP ends it."""
-        for record in records:
-            if isinstance(record, StateDump):
-                break
-            self.apply(record)
-
-    def apply(self, record: Record) -> None:
-        """Apply one record."""
-        match record:
-            case Add(_, content) | AddX(_, _, content):
-                self.queue.append((content, None))
-            case AddXid(xid, _, _, content):
-                self.queue.append((content, xid))
-            case Continue(xid, _, _, content):
-                self.queue.append((content, None))
-                self.reads.pop(xid, None)
-            case SaveXid(xid):
-                self.last = xid
-            case ConfirmRemove(xid):
-                self.reads.pop(xid, None)
-            case Unremove(xid):
-                self.give_back(xid)
-            case StateDump():
-                raise AssertionError("a STATE_DUMP ends its file")
-            case RemoveTentativeXid(xid) if xid in self.reads:
-                pass
-            case Remove() | RemoveTentative() | RemoveTentativeXid():
-                if self.queue:
-                    self.take(record, self.queue.popleft())
-
-    def take(
-        self, record: Remove | RemoveTentative | RemoveTentativeXid, head: tuple[bytes, int | None]
-    ) -> None:
-        """Drop or reserve the head."""
-        match record:
-            case Remove():
-                pass
-            case RemoveTentative():
-                named = head[1]
-                if named is None or named in self.reads:
-                    named = self.last = self.next_xid()
-                self.reads[named] = head
-            case RemoveTentativeXid(xid):
-                self.reads[xid] = head
-                self.last = xid
-
-    def next_xid(self) -> int:
-        """Return the next xid that is not 0 and not open."""
-        xid = self.last
-        while True:
-            xid = xid + 1 if xid < 2**31 - 1 else -(2**31)
-            if xid != 0 and xid not in self.reads:
-                return xid
-
-    def give_back(self, xid: int) -> None:
-        """Put an open item back on the head; one that was added with an xid keeps it."""
-        if xid in self.reads:
-            self.queue.appendleft(self.reads.pop(xid))
 
 
 def contents(items: Sequence[bytes]) -> list[bytes]:
@@ -213,15 +134,15 @@ def test_any_bytes(raw: bytes, step: int) -> None:
 @given(st.lists(related_record, max_size=60))
 def test_replay_is_the_model(records: list[Record]) -> None:
     """The fold gives what the plain model gives."""
-    model = Model()
-    model.apply_file(records)
+    model = Reading(keeps_xid=True)
+    model.file(journal(*records))
     whole = journal(*records)
     walk = Walk(whole, find_records, last=True)
     state = Replay()
     for batch in walk.batches():
         state.feed_batch(whole, batch, ("q",))
     assert contents(list(state.memory)) == model.contents
-    assert {xid: item_data(item) for xid, item in state.open.items()} == model.open
+    assert {xid: item_data(item) for xid, item in state.open.items()} == model.reads
     assert state.last_xid == model.last
     assert state.items == len(model.queue)
     assert state.size == sum(map(len, model.contents))
@@ -230,9 +151,9 @@ def test_replay_is_the_model(records: list[Record]) -> None:
 @given(st.lists(st.lists(related_record, max_size=25), min_size=1, max_size=4), st.integers(0, 8))
 def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> None:
     """Items that are left on disk come back in order, over several files."""
-    model = Model()
+    model = Reading(keeps_xid=True)
     for records in files:
-        model.apply_file(records)
+        model.file(journal(*records))
     with TemporaryDirectory() as name:
         path = Path(name)
         for number, records in enumerate(files):
@@ -248,7 +169,7 @@ def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> Non
             found += contents(rest)
             state.behind.close()
         assert found == model.contents
-        assert {xid: item_data(item) for xid, item in state.open.items()} == model.open
+        assert {xid: item_data(item) for xid, item in state.open.items()} == model.reads
 
 
 @given(st.lists(related_record, min_size=1, max_size=20), st.data())
@@ -259,7 +180,7 @@ def test_any_cut_keeps_what_is_whole(records: list[Record], choices: st.DataObje
     pieces = list(map(encode, records))
     journal = b"".join(pieces)
     cut = choices.draw(st.integers(0, len(journal)))
-    model = Model()
+    model = Reading(keeps_xid=True)
     end, is_ended = 0, False
     for record, piece in zip(records, pieces, strict=True):
         if end + len(piece) > cut:
@@ -268,7 +189,7 @@ def test_any_cut_keeps_what_is_whole(records: list[Record], choices: st.DataObje
             is_ended = True
             break
         end += len(piece)
-        model.apply(record)
+        model.file(piece)
     with TemporaryDirectory() as name:
         path = Path(name)
         (path / "q").write_bytes(journal[:cut])

@@ -6,6 +6,7 @@ What others wrote is read as the format says; what we write means the same to al
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,6 +43,7 @@ from kestrelmq.journal.records import (
 )
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
+from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
 from kestrelmq.spark.plan.spool import list_files
@@ -96,6 +98,25 @@ files_of_records = st.lists(
 )
 
 
+follow_up = st.lists(
+    st.one_of(
+        *adds,
+        st.just(Remove()),
+        *[st.just(RemoveTentative())] * 2,
+        *[st.builds(kind, st.integers(0, 9)) for kind in (Unremove, Unremove, ConfirmRemove)],
+    ),
+    max_size=20,
+)
+
+
+def aimed(record: Record, reading: Reading) -> Record | None:
+    """Return the record; one that ends a read ends one that is open, or is left out."""
+    if not isinstance(record, Unremove | ConfirmRemove):
+        return record
+    xids = sorted(reading.open)
+    return type(record)(xids[record.xid % len(xids)]) if xids else None
+
+
 def write(path: Path, files: Sequence[Sequence[Record]]) -> dict[str, bytes]:
     """Write the files of a queue; return them by name."""
     names = [f"{NAME}.{number}" for number in range(1, len(files))] + [NAME]
@@ -120,10 +141,92 @@ def exported(path: Path) -> list[tuple[bytes, int, int]]:
 @given(files_of_records, st.sampled_from([1, 4, None]))
 def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None:
     """Both dialects, and files that a STATE_DUMP ends, are read as the format says."""
+    check_every_reader(files, limit)
+
+
+def named(xid: int, text: bytes) -> list[Record]:
+    """Return what opens a read as it was before the journal was rewritten."""
+    return [AddXid(xid, NOW, 0, text), RemoveTentative()]
+
+
+B, C = AddX(NOW, 0, b"b"), AddX(NOW, 0, b"c")
+OPEN = RemoveTentative()
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        # The xid of ADD_XID is used once, and gone when the item is given back.
+        ([*named(3, b"a"), ConfirmRemove(3)], []),
+        (
+            [
+                *named(3, b"a"),
+                SaveXid(9),
+                Unremove(3),
+                B,
+                OPEN,
+                OPEN,
+                ConfirmRemove(10),
+                Unremove(11),
+            ],
+            [b"b"],
+        ),
+        (
+            [
+                *named(3, b"a"),
+                B,
+                RemoveTentativeXid(7),
+                Unremove(3),
+                Unremove(7),
+                OPEN,
+                OPEN,
+                ConfirmRemove(8),
+            ],
+            [b"a"],
+        ),
+        # A server that was restarted numbers such reads anew, and goes on from there.
+        ([SaveXid(9), *named(3, b"a"), B, ConfirmRemove(10)], [b"b"]),
+        ([SaveXid(9), *named(3, b"a"), Continue(10, NOW, 0, b"b")], [b"b"]),
+        ([*named(3, b"a"), SaveXid(9), B, OPEN, ConfirmRemove(1)], [b"b"]),
+        ([SaveXid(2**31 - 1), *named(3, b"a"), ConfirmRemove(-(2**31))], []),
+        (
+            [
+                SaveXid(9),
+                *named(3, b"a"),
+                *named(5, b"b"),
+                C,
+                Unremove(10),
+                Unremove(11),
+                OPEN,
+                ConfirmRemove(12),
+            ],
+            [b"a", b"c"],
+        ),
+        # But what is open under the xid itself comes first.
+        ([SaveXid(9), *named(3, b"a"), B, OPEN, ConfirmRemove(10)], [b"a"]),
+        ([SaveXid(9), *named(3, b"a"), ConfirmRemove(3), B, OPEN, ConfirmRemove(11)], [b"b"]),
+    ],
+)
+@pytest.mark.parametrize("has_many_files", [False, True])
+def test_xids_of_add_xid(
+    records: list[Record],
+    left: list[bytes],
+    has_many_files: bool,  # noqa: FBT001
+) -> None:
+    """What they mean to every reader, without chance; also if each file has one record."""
+    files = [[record] for record in records] if has_many_files else [records]
+    assert [data for data, *_ in check_every_reader(files, None).loaded] == left
+
+
+def check_every_reader(files: list[list[Record]], limit: int | None) -> Reading:
+    """Check that all that read journals agree with the model, which is returned."""
     with TemporaryDirectory() as name:
         path = Path(name)
         expected = replayed(write(path, files), NAME, keeps_xid=True)
         assert exported(path) == expected.loaded
+        (selected,) = select([path])
+        report = verify(selected)
+        assert (report.items, report.open_reads) == (len(expected.queue), len(expected.reads))
         listed = list_files(name)
         (parallel,) = replay_in_parallel([listed], lambda tasks: list(map(summarise, tasks)))
         assert dict(parallel.end.open).keys() == expected.reads.keys()
@@ -131,7 +234,6 @@ def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None
         directory = DiskDirectory(path)
         for dialect in DIALECTS:
             output = path / "~~packed"
-            (selected,) = select([path])
             write_packed(directory, selected.all_files, directory, output.name, dialect)
             check_all_agree({NAME: output.read_bytes()}, expected)
             output.unlink()
@@ -143,6 +245,11 @@ def test_what_others_wrote(files: list[list[Record]], limit: int | None) -> None
         assert state.items == len(expected.queue)
         assert {xid: item_data(one) for xid, one in state.open.items()} == expected.reads
         assert state.last_xid == expected.last
+        served = Served(path, QueueConfig())
+        items = served.queue.browse(1_000_000)
+        served.collection.close()
+        assert [item_data(one) for one in items] == [data for data, *_ in expected.loaded]
+        return expected
 
 
 def check_all_agree(files: dict[str, bytes], expected: Reading) -> None:
@@ -153,15 +260,36 @@ def check_all_agree(files: dict[str, bytes], expected: Reading) -> None:
         assert reading.reads == expected.reads
 
 
-follow_up = st.lists(
-    st.one_of(
-        *adds,
-        st.just(Remove()),
-        *[st.just(RemoveTentative())] * 2,
-        *[st.builds(kind, st.integers(0, 9)) for kind in (Unremove, Unremove, ConfirmRemove)],
-    ),
-    max_size=20,
+@settings(max_examples=examples(150))
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True),
+    st.integers(0, 2),
+    follow_up,
+    st.sets(st.integers(1, 30), max_size=4),
 )
+def test_what_a_server_wrote_that_numbers_reads_anew(
+    xids: list[int], unused: int, later: list[Record], cuts: set[int]
+) -> None:
+    """A Kestrel 1.x that was restarted on a rewritten journal, which may have rotated files since.
+
+    Its readers had reads open under `xids`, and others under later ones.
+    """
+    records: list[Record] = [SaveXid(max(xids) + unused)]
+    for xid in xids:
+        records += named(xid, b"%d" % xid)
+    server = Reading(keeps_xid=False)
+    server.file(journal(*records))
+    given_back = list(map(Unremove, sorted(server.open)))
+    server.file(journal(*given_back))
+    records += given_back
+    for drawn in later:
+        record = aimed(drawn, server)
+        if record is not None:
+            server.file(encode(record))
+            records.append(record)
+    bounds = sorted({0, *(cut for cut in cuts if cut < len(records)), len(records)})
+    found = check_every_reader([records[begin:end] for begin, end in pairwise(bounds)], None)
+    assert (found.reads, found.loaded) == (server.reads, server.loaded)
 
 
 @settings(max_examples=examples(150))
@@ -180,16 +308,10 @@ def test_packed_files_and_what_follows(files: list[list[Record]], later: list[Re
         written = contents(path)
         check_all_agree(written, replayed(written, NAME, keeps_xid=True))
         for drawn in later:
-            record = drawn
-            known = replayed(written, NAME, keeps_xid=True)
-            if isinstance(record, RemoveTentative) and known.queue and known.queue[0][3]:
-                continue  # a server sets the counter around this one
-            if isinstance(record, Unremove | ConfirmRemove):
-                if not known.open:
-                    continue
-                record = type(record)(sorted(known.open)[record.xid % len(known.open)])
-            written[NAME] += encode(record)
-            check_all_agree(written, replayed(written, NAME, keeps_xid=True))
+            record = aimed(drawn, replayed(written, NAME, keeps_xid=True))
+            if record is not None:
+                written[NAME] += encode(record)
+                check_all_agree(written, replayed(written, NAME, keeps_xid=True))
 
 
 class Served:

@@ -1,12 +1,12 @@
 """What other readers of the journal format make of a queue's files: a plain model of bytes.
 
-It shares no code with the product. Readers of the documented dialect disagree about one thing: a
-REMOVE_TENTATIVE that takes an item which was added with ADD_XID opens it under that xid, or under
-the next one, as any other.
+It shares no code with the product. Readers of the documented dialect disagree about one thing: the
+first REMOVE_TENTATIVE that takes an item which was added with ADD_XID opens it under that xid, or
+under the next one, as any other.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 _PLAIN = {1: 1, 3: 1, 4: 5, 5: 5, 6: 5, 9: 5}
@@ -18,16 +18,21 @@ class Reading:
     """A queue as one kind of reader sees it.
 
     Attributes:
-        keeps_xid: whether an item that was added with ADD_XID is opened under that xid.
-        queue: what waits: data, add time, expiry and the xid that it was added with.
+        keeps_xid: whether an item that was added with ADD_XID is opened under that xid. If so, a
+            record that ends a read may also name it as the other kind does, whose server wrote it.
+        queue: what waits: data, add time, expiry and the xid of its ADD_XID.
         open: the same for open reads, by xid.
         last: the last-used xid.
+        others: the xids that the other kind gives to open reads of ADD_XID, by xid.
+        other_last: the last-used xid of the other kind.
     """
 
     keeps_xid: bool
     queue: list[tuple[bytes, int, int, int | None]] = field(default_factory=list)
     open: dict[int, tuple[bytes, int, int, int | None]] = field(default_factory=dict)
     last: int = 0
+    others: dict[int, int] = field(default_factory=dict)
+    other_last: int = 0
 
     def file(self, raw: bytes) -> None:
         """Replay a whole file."""
@@ -37,33 +42,43 @@ class Reading:
             if opcode == 1 and self.queue:
                 del self.queue[0]
             if opcode == 4:
-                self.last = xid
-            if opcode == 5 and xid in self.open:
-                self.queue.insert(0, self.open.pop(xid))
-            if opcode in {6, 8}:
-                self.open.pop(xid, None)
+                self.last = self.other_last = xid
+            if opcode in {5, 6, 8}:
+                ended = self._end(xid)
+                if opcode == 5 and ended is not None:
+                    self.queue.insert(0, (*ended[:3], None))
             if opcode == 9 and xid in self.open:
                 continue
             if opcode in {3, 9} and self.queue:
                 self._reserve(opcode, xid)
 
+    def _end(self, xid: int) -> tuple[bytes, int, int, int | None] | None:
+        if xid not in self.open and xid in self.others.values():
+            (xid,) = [here for here, other in self.others.items() if other == xid]
+            self.last = self.other_last
+        self.others.pop(xid, None)
+        return self.open.pop(xid, None)
+
     def _reserve(self, opcode: int, xid: int) -> None:
         head = self.queue.pop(0)
         named = head[3]
         if opcode == 9:
-            self.last = xid
-        elif self.keeps_xid and named is not None and named not in self.open:
-            xid = named
+            self.last = self.other_last = xid
         else:
-            xid = self.last = self._next()
+            self.other_last = _next(
+                self.other_last, {self.others.get(here, here) for here in self.open}
+            )
+            if self.keeps_xid and named is not None and named not in self.open:
+                xid = named
+                self.others[xid] = self.other_last
+            else:
+                xid = self.last = _next(self.last, self.open)
         self.open[xid] = head
 
-    def _next(self) -> int:
-        xid = self.last
-        while True:
-            xid = xid + 1 if xid != 2**31 - 1 else -(2**31)
-            if xid != 0 and xid not in self.open:
-                return xid
+    @property
+    def contents(self) -> list[bytes]:
+        """Data of the items that wait."""
+        return [data for data, *_ in self.queue]
 
     @property
     def loaded(self) -> list[tuple[bytes, int, int]]:
@@ -75,6 +90,14 @@ class Reading:
     def reads(self) -> dict[int, bytes]:
         """Data of the open reads by xid."""
         return {xid: item[0] for xid, item in self.open.items()}
+
+
+def _next(last: int, taken: Container[int]) -> int:
+    xid = last
+    while True:
+        xid = xid + 1 if xid != 2**31 - 1 else -(2**31)
+        if xid != 0 and xid not in taken:
+            return xid
 
 
 def opcodes(raw: bytes) -> set[int]:

@@ -481,7 +481,7 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
 
 
 def _reopen(reads: OpenReads, xid: int, record: bytes, reservation: Reservation | None) -> None:
-    reads.reopen(xid, record)
+    reads.put(xid, record)
     if reservation is not None:
         reads.reservations.restore(xid, reservation)
 

@@ -92,6 +92,7 @@ from kestrelmq.journal.records import (
     pack_header,
     save_xid,
     unremove,
+    waiting_again,
 )
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
@@ -1648,7 +1649,7 @@ class Queue(Committable):
         """Make the item of the open read `xid` the head again."""
         reads = self.reads
         record = reads.open[xid]
-        self.backlog.put_back(reads.as_waiting(xid, record, counted=counted))
+        self.backlog.put_back(waiting_again(record, counted=counted))
         reads.end(xid)
         reads.given_back += 1
         self.redelivered += counted

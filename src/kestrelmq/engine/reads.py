@@ -14,7 +14,6 @@ from typing import Any, Final, cast
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
-from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.memory import OVERHEAD
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
@@ -22,8 +21,7 @@ from kestrelmq.journal.records import (
     ADDX_HEADER,
     MAX_XID,
     REMOVE_TENTATIVE_RECORD,
-    annotated,
-    item_deliveries,
+    another,
     kept_xid,
     remove_tentative_xid,
     save_xid,
@@ -50,8 +48,6 @@ class OpenReads:
         open_bytes: bytes of those items' records.
         last_xid: the last-used xid.
         dialect: the dialect of the records that are written.
-        named: the open reads that the journal opens with ADD_XID, and perhaps some others: to treat
-            a read so that it does not open so does no harm. None if it opens none so.
         aside: expired items that wait until they can be moved, by xid; they are also in `open`.
         aside_bytes: the memory that the items set aside take.
         retrying: items that wait for their retry delay, by xid; they are also in `open`.
@@ -78,7 +74,6 @@ class OpenReads:
         self.reservations = Reservations(reserved)
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
-        self.named: ReadTable[bytes] | None = None
         self.plain: set[int] | None = None
         self.aside: dict[int, bytes] = NOTHING
         self.retrying: ReadTable[bytes] = NO_READS
@@ -102,19 +97,15 @@ class OpenReads:
         # much older, the last-used xid would go back to that.
         kept = kept_xid(record) if self.dialect == "documented" else None
         xid = opened_xid(kept, last, self.open)
-        if self.dialect == "kestrel-2":
-            records = remove_tentative_xid(xid)
-            self.last_xid = xid
-        elif kept is not None:
-            # The item was once added with ADD_XID. Readers of the format may disagree whether such
-            # an item keeps its xid when it is opened a second time. Set the counter so that both
-            # interpretations give the same xid.
+        if xid == kept:
+            # Another server added the item with ADD_XID, and did not open it. For readers of the
+            # format that do not know its xid, set the counter so that it is the next one.
             records = save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(last)
-        else:
-            records = REMOVE_TENTATIVE_RECORD
-            self.last_xid = xid
-        if kept is not None:
             self.forget_deadline(xid)
+        else:
+            says_xid = self.dialect == "kestrel-2"
+            records = remove_tentative_xid(xid) if says_xid else REMOVE_TENTATIVE_RECORD
+            self.last_xid = xid
         self.put(xid, record)
         return xid, records
 
@@ -171,17 +162,9 @@ class OpenReads:
                 self._forget_retrying(xid)
             if len(self.reserved.uncounted):
                 self.reserved.uncounted.pop(xid)
-            if self.named is not None:
-                self.named.pop(xid)
             if self.plain is not None:
                 self._forget_plain(self.plain, (xid,))
         return record
-
-    def reopen(self, xid: int, record: bytes) -> None:
-        """Undo `end`."""
-        self.put(xid, record)
-        if self.named is not None:
-            self.named[xid] = record
 
     def end_all(self, xids: Sequence[int]) -> tuple[Sequence[int], list[bytes]]:
         """End reads; return those that were open, and their items."""
@@ -202,8 +185,6 @@ class OpenReads:
                 self._forget_retrying(xid)
         if len(self.reserved.uncounted):
             self.reserved.uncounted.pop_all(xids)
-        if self.named is not None:
-            self.named.pop_all(xids)
         if self.plain is not None:
             self._forget_plain(self.plain, xids)
         return xids, ended
@@ -239,15 +220,6 @@ class OpenReads:
     def end_reservation(self, xid: int) -> Reservation | None:
         """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
         return self.reservations.end(xid) if len(self.reserved.by_xid) else None
-
-    def as_waiting(self, xid: int, record: bytes, *, counted: bool) -> bytes:
-        """Return `record`, which is open under `xid`, as the item to put back on the queue.
-
-        `counted` is whether it was handed out once more.
-        """
-        named = self.named
-        kept = xid if named is not None and xid in named else kept_xid(record)
-        return annotated(record, xid=kept, deliveries=item_deliveries(record) + counted)
 
     def unused_memory(self) -> list[list[Any]]:
         """Return what is to be freed of tables that are empty now; there may be much."""
@@ -382,7 +354,7 @@ class OpenReads:
             self.reserved.set_uncounted(xid)
         record = self.open[xid]
         # Readers recognise an item that they hold by its object.
-        again = AnnotatedItem.of(record, xid=kept_xid(record), deliveries=item_deliveries(record))
+        again = another(record)
         self.open[xid] = again
         self.retrying = own_table(self.retrying)
         self.retrying[xid] = again
@@ -400,8 +372,6 @@ class OpenReads:
         useless: list[list[Any]] = [*self._deadlines.take_all()]
         self.aside.clear()
         self.plain = None
-        if self.named is not None:
-            useless.append(self.named.take_pages())
         useless += [self.open.take_pages(), self.retrying.take_pages(), self._last.take_pages()]
         useless.append(self.overdue.take_pages())
         useless += self.reservations.drop_all()

@@ -636,8 +636,6 @@ class Upkeep:
     def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
         journal, backlog, reads = self._journal, self._backlog, self._reads
-        if reads.dialect == "documented":
-            reads.named = reads.open.copy()
         # All older files are removed, so the checkpoints in them are useless.
         self._changes.places = None
         # The old files' notes of delayed items that are over are dropped: sync that they are over.

@@ -5,7 +5,7 @@ class AnnotatedItem(bytes):
     """An item with what its ADDX record cannot hold.
 
     Attributes:
-        xid: the xid that it keeps when it is opened, because ADD_XID added it; None for most.
+        xid: the xid of its ADD_XID, which it has when it is opened for the first time; or None.
         deliveries: how often it was handed out before.
     """
 

@@ -112,7 +112,7 @@ class AddX:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTentative:
-    """Open a read of the head, under the xid it was added with or else the next free one."""
+    """Open a read of the head, under the xid of its ADD_XID or else the next free one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ConfirmRemove:
 
 @dataclass(frozen=True, slots=True)
 class AddXid:
-    """Append an item that keeps `xid` when it is opened."""
+    """Append an item that has `xid` when it is opened for the first time."""
 
     xid: int
     add_time: int
@@ -324,11 +324,19 @@ def remove_tentative_xid(xid: int) -> bytes:
     return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
-def annotated(record: bytes, *, xid: int | None = None, deliveries: int = 0) -> bytes:
-    """Return `record` with these annotations; the record itself if there is nothing to annotate."""
-    if xid is None and not deliveries:
+def annotated(record: bytes, *, deliveries: int = 0) -> bytes:
+    """Return `record` with this annotation alone; the record itself if it is to have none."""
+    if not deliveries and not isinstance(record, AnnotatedItem):
         return record
-    return AnnotatedItem.of(record, xid=xid, deliveries=deliveries)
+    return AnnotatedItem.of(record, deliveries=deliveries)
+
+
+def waiting_again(record: bytes, *, counted: bool) -> bytes:
+    """Return the item of an open read as it waits again: the xid of its ADD_XID is used up.
+
+    `counted` is whether it was handed out once more.
+    """
+    return annotated(record, deliveries=item_deliveries(record) + counted)
 
 
 def another(record: bytes) -> bytes:
@@ -339,7 +347,7 @@ def another(record: bytes) -> bytes:
 
 
 def kept_xid(record: bytes) -> int | None:
-    """Return the xid that an item keeps when it is opened; None if it has none."""
+    """Return the xid that an item has when it is opened for the first time; None for most."""
     return record.xid if isinstance(record, AnnotatedItem) else None
 
 

@@ -19,7 +19,8 @@ The new file holds records that replay to the same contents:
 
 Readers of the documented dialect disagree about a REMOVE_TENTATIVE after an ADD_XID: some take the
 xid of its item, others the next one. So a SAVE_XID before each read sets the counter such that both
-are the same xid, and one at the end restores the last-used xid.
+are the same xid, and one at the end restores the last-used xid. Once a read is given back, its item
+is like any other to all readers.
 
 Then come notes of the delayed items that joined the queue in the files that are replaced, but are
 still in their own journal (see `notes`), those about reserved reads and tags (see `reservations`),
@@ -91,7 +92,6 @@ def open_read_records(
     reads: ReadTable[bytes],
     *,
     is_live: Callable[[int], bool] | None = None,
-    followed: bool = False,
 ) -> Iterator[bytes]:
     """Yield the records that open `reads` in an empty queue and set the last-used xid.
 
@@ -100,9 +100,6 @@ def open_read_records(
         last_xid: the last-used xid.
         reads: the open reads; this empties the table.
         is_live: whether the read of an xid is live; those that are not get an empty item.
-        followed: whether other files with later records follow. An item that was added with
-            ADD_XID keeps its xid when it is opened again, but those records were written for items
-            without an xid. So ADDX is used then, and the xids come from the counter.
     """
     # No counter gives 0; only an item that was added with ADD_XID 0 has that xid. Readers that
     # count for such items, too, open it under one that no other read has.
@@ -114,8 +111,7 @@ def open_read_records(
             continue
         deliveries, before = item_deliveries(record), xid_before(xid or instead_of_0)
         prelude = deliveries_note(deliveries, before) if deliveries else save_xid(before)
-        added = record if followed and xid else add_xid(xid, record)
-        yield prelude + added + REMOVE_TENTATIVE_RECORD
+        yield prelude + add_xid(xid, record) + REMOVE_TENTATIVE_RECORD
     if dialect != "kestrel-2":
         yield save_xid(last_xid)
 
@@ -342,7 +338,6 @@ class FilesSource:
             state.last_xid,
             state.open,
             is_live=None if live is None else live.is_read_live,
-            followed=live is not None,
         )
 
     def _items(self, state: Replay) -> Iterator[Sequence[bytes]]:

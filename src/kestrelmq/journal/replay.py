@@ -5,9 +5,9 @@ tools, the library and the tests use `Replay`, whose items are records. Spark us
 `spark.summarising`, whose items are references and whose initial state may be unknown.
 
     ADD, ADDX             append the item
-    ADD_XID               append the item; it keeps this xid when it is opened
+    ADD_XID               append the item; it has this xid when it is opened for the first time
     REMOVE                drop the head
-    REMOVE_TENTATIVE      open the head, under the xid that it keeps or else the next free one
+    REMOVE_TENTATIVE      open the head, under the xid of its ADD_XID or else the next free one
     REMOVE_TENTATIVE_XID  open the head under this xid
     CONFIRM_REMOVE        drop the open read
     UNREMOVE              make the open read's item the head again
@@ -28,7 +28,7 @@ back from the files through a `JournalReader` when a remove gets that far.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
 
@@ -62,10 +62,10 @@ from kestrelmq.journal.records import (
     UNREMOVE,
     Buffer,
     added_item,
-    item_deliveries,
     kept_xid,
     next_xid,
     record_xid,
+    waiting_again,
 )
 from kestrelmq.journal.reservations import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
@@ -94,9 +94,11 @@ class QueueState(Protocol[Item]):
 
     Attributes:
         last_xid: the last-used xid; `apply` sets it when it opens a read under the next free one.
+        counter: what a Kestrel that does not know the xids of ADD_XID calls the open reads.
     """
 
     last_xid: int
+    counter: "CounterXids"
 
     @property
     def open(self) -> OpenReadMap[Item]:
@@ -106,7 +108,7 @@ class QueueState(Protocol[Item]):
         """Take the head; None when the queue is empty."""
 
     def kept_xid(self, item: Item) -> int | None:
-        """Return the xid that `item` was added with; None if it has none."""
+        """Return the xid of the ADD_XID that added `item`; None if it has none any more."""
 
     def save_xid(self, xid: int) -> None:
         """Set the last-used xid to what a record says, whatever it was before."""
@@ -133,7 +135,9 @@ def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
         item = state.take()
         if item is not None:
             kept = state.kept_xid(item)
-            xid = opened_xid(kept, state.last_xid, state.open)
+            last = state.last_xid
+            xid = opened_xid(kept, last, state.open)
+            state.counter.opened(xid, last, is_kept=xid == kept)
             if xid != kept:
                 state.last_xid = xid
             state.open[xid] = item
@@ -141,13 +145,20 @@ def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
         item = None if xid in state.open else state.take()
         if item is not None:
             state.save_xid(xid)
+            state.counter.last = None
             state.open[xid] = item
-    elif opcode in {CONFIRM_REMOVE, CONTINUE}:
-        state.confirm(xid)
-    elif opcode == UNREMOVE:
-        state.unremove(xid)
+    elif opcode in {CONFIRM_REMOVE, CONTINUE, UNREMOVE}:
+        counter = state.counter
+        read = counter.ended(xid)
+        if read != xid and counter.last is not None:
+            state.last_xid, counter.last = counter.last, None
+        if opcode == UNREMOVE:
+            state.unremove(read)
+        else:
+            state.confirm(read)
     elif opcode == SAVE_XID:
         state.save_xid(xid)
+        state.counter.last = None
     elif opcode == REMOVE:
         state.remove()
 
@@ -156,13 +167,62 @@ def opened_xid(kept: int | None, last: int, taken: Container[int]) -> int:
     """Return the xid under which REMOVE_TENTATIVE opens an item.
 
     Args:
-        kept: the xid that the item was added with, or None; the item keeps it unless it is taken.
+        kept: the xid of the item's ADD_XID, or None; the read gets it unless it is taken.
         last: the last-used xid.
         taken: xids of the open reads.
     """
     if kept is not None and kept not in taken:
         return kept
     return next_xid(last, taken)
+
+
+class CounterXids:
+    """The open reads as a Kestrel 1.x names them that gives each the next xid, after ADD_XID, too.
+
+    A server of that kind has the xids of ADD_XID until it is restarted, and its own ones from then
+    on. So where a record ends a read that is open only under such an xid, that read is meant, and
+    xids count on from the last one there.
+
+    Attributes:
+        last: the last-used xid there; None if it is the one here.
+        reads: the xids here of those open reads of ADD_XID that have another there, by that other.
+    """
+
+    def __init__(
+        self,
+        open_reads: Container[int],
+        last: int | None = None,
+        reads: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Start with these; `open_reads` are the xids of all open reads here, as they change."""
+        self.last = last
+        self.reads = dict(reads)
+        self._others = {here: there for there, here in self.reads.items()}
+        self._open = open_reads
+
+    def __contains__(self, xid: object) -> bool:
+        """Whether a read is open under `xid` there."""
+        return xid in self.reads or (xid not in self._others and xid in self._open)
+
+    def opened(self, xid: int, last: int, *, is_kept: bool) -> None:
+        """Take note that a read will be opened under `xid`, which may be that of its ADD_XID.
+
+        `last` is the last-used xid here before that.
+        """
+        if is_kept or self.last is not None or self.reads:
+            self.last = there = next_xid(last if self.last is None else self.last, self)
+            if is_kept and there != xid:
+                self.reads[there] = xid
+                self._others[xid] = there
+
+    def ended(self, xid: int) -> int:
+        """Return the xid here of the read that a record of `xid` ends."""
+        if self.reads:
+            if xid in self.reads and xid not in self._open:
+                xid = self.reads[xid]
+            if xid in self._others:
+                del self.reads[self._others.pop(xid)]
+        return xid
 
 
 class Replay:
@@ -178,6 +238,7 @@ class Replay:
         reserved: which of the open reads are reserved, and which tags are over.
         producers: the last marks of producers.
         last_xid: the last-used xid.
+        counter: see `CounterXids`.
         dialect: how the last file says which xid a read got; None if it has no such record yet.
         is_note_cut: whether the records end within a note, or before what it is about; the journal
             must go on in a new file, with a SAVE_XID.
@@ -205,6 +266,7 @@ class Replay:
         self.behind_items = 0
         self.behind_bytes = 0
         self.open: ReadTable[bytes] = ReadTable()
+        self.counter = CounterXids(self.open)
         self.reserved = ReservedReads()
         self.producers = Producers()
         self.last_xid = 0
@@ -412,7 +474,7 @@ class Replay:
             self.behind = None
 
     def kept_xid(self, item: bytes) -> int | None:
-        """Return the xid that `item` was added with; None if it has none."""
+        """Return the xid of the ADD_XID that added `item`; None if it has none any more."""
         return kept_xid(item)
 
     def save_xid(self, xid: int) -> None:
@@ -480,10 +542,6 @@ class Replay:
         if reserved.by_xid or reserved.uncounted:
             reserved.end(xid)
         if item is not None:
-            if is_counted:
-                item = AnnotatedItem.of(
-                    item, xid=kept_xid(item), deliveries=item_deliveries(item) + 1
-                )
             self._is_uncounted = False
-            self.memory.appendleft(item)
+            self.memory.appendleft(waiting_again(item, counted=is_counted))
             self.memory_bytes += len(item) - ADDX_HEADER

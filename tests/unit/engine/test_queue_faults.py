@@ -102,7 +102,7 @@ def test_an_item_that_is_taken_back_expires(tmp_path: Path) -> None:
 
 
 def test_a_read_that_could_not_be_given_back_keeps_its_xid(tmp_path: Path) -> None:
-    """The journal opens it with ADD_XID, and so it has that xid when it is opened again."""
+    """And is given back under that xid later, in a journal that opens it with ADD_XID."""
     fixture = Fixture(tmp_path)
     fixture.add(b"done")
     xid = fixture.open_read()

@@ -19,6 +19,8 @@ from kestrelmq.journal.records import (
     ADDX_HEADER,
     MAX_XID,
     MIN_XID,
+    add_xid,
+    item,
     item_data,
     item_deliveries,
     save_xid,
@@ -1054,14 +1056,12 @@ def test_reads_of_a_retired_epoch_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_the_deadline_of_an_earlier_read_is_not_that_of_the_next(tmp_path: Path) -> None:
-    """An item that was open while the journal was packed is opened under the same xid again."""
+    """An item that another server added with ADD_XID is opened under an xid that is known."""
+    (tmp_path / "jobs").write_bytes(item(1, 0, b"first") + add_xid(1, item(1, 0, b"x")))
     spool = Spool(tmp_path, open_transaction_timeout=60)
-    spool.add(b"x")
     queue = spool.queue()
     xid = spool.open_read()
-    assert queue._upkeep is not None
-    queue._upkeep._rewrite()
-    assert queue.unremove(xid)
+    assert queue.confirm(xid)
     spool.commit()
     assert [one for one, _ in spool.reads()] == [xid]
     spool.pass_time(10)

@@ -127,19 +127,13 @@ def test_an_open_read_is_ours_under_its_xid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
-@pytest.mark.parametrize("followed", [False, True])
 @pytest.mark.parametrize(
     "xids", [(7,), (1,), (-1,), (MIN_XID,), (MAX_XID,), (9, 3, MIN_XID, 1, -1, MAX_XID, 2), ()]
 )
-def test_open_reads_that_we_write(
-    xids: tuple[int, ...],
-    dialect: Dialect,
-    *,
-    followed: bool,
-) -> None:
+def test_open_reads_that_we_write(xids: tuple[int, ...], dialect: Dialect) -> None:
     """Every reader opens them under their xids, and counts on from the last one."""
     reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in xids)
-    raw = b"".join(open_read_records(dialect, 40, reads, followed=followed))
+    raw = b"".join(open_read_records(dialect, 40, reads))
     for keeps_xid in (True, False):
         reading = Reading(keeps_xid)
         reading.file(raw)
@@ -149,12 +143,11 @@ def test_open_reads_that_we_write(
 
 def test_an_open_read_without_a_number(tmp_path: Path) -> None:
     """No counter gives 0: it is kept, but readers that always count open it under a free one."""
-    for followed in (False, True):
-        reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
-        raw = b"".join(open_read_records("documented", 40, reads, followed=followed))
-        for keeps_xid in (True, False):
-            reading = Reading(keeps_xid)
-            reading.file(raw)
-            assert reading.reads == {0 if keeps_xid else 2: b"0", 1: b"1"}
-        (tmp_path / "q").write_bytes(raw)
-        assert loaded(tmp_path, "q") == [b"0", b"1"]
+    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
+    raw = b"".join(open_read_records("documented", 40, reads))
+    for keeps_xid in (True, False):
+        reading = Reading(keeps_xid)
+        reading.file(raw)
+        assert reading.reads == {0 if keeps_xid else 2: b"0", 1: b"1"}
+    (tmp_path / "q").write_bytes(raw)
+    assert loaded(tmp_path, "q") == [b"0", b"1"]

@@ -18,6 +18,7 @@ References are plain integers: T(i) is i, O(xid) is negative.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kestrelmq.journal.records import MIN_XID
 
@@ -32,6 +33,10 @@ def xid_of(reference: int) -> int:
     return 2 * MIN_XID - 1 - reference
 
 
+SAME_XIDS: Final[tuple[int | None, Mapping[int, int]]] = (None, {})
+"""No Kestrel has other xids, see `journal.replay.CounterXids`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentStart:
     """The state of a queue where a segment begins, in references.
@@ -40,13 +45,15 @@ class SegmentStart:
         length: number of items in the queue, without those of open reads.
         open: xids of the open reads.
         last_xid: the last-used xid.
-        named: xids that items keep when they are opened (ADD_XID), by reference.
+        named: xids of ADD_XID that waiting items still have, by reference.
+        counter: `last` and `reads` of `journal.replay.CounterXids`.
     """
 
     length: int = 0
     open: frozenset[int] = frozenset()
     last_xid: int = 0
     named: Mapping[int, int] = field(default_factory=dict)
+    counter: tuple[int | None, Mapping[int, int]] = SAME_XIDS
 
 
 EMPTY_START = SegmentStart()
@@ -81,14 +88,14 @@ class SegmentSummary:
         head: references that it put back on the head and left there, the head first.
         open: references of the reads that it opened and left open, by xid.
         closed: xids of reads that are not open any more, if they were open at its start.
-        named: xids that its own ADD_XID items keep, by reference.
+        named: as in `SegmentStart`, at its end, likewise:
+        counter: None of either is assumed at its start.
         last_xid: the last-used xid at its end; None if it does not change it.
         relative: whether `last_xid` was counted up from the assumed one.
         least: assumed minimum number of items in the queue.
         length: assumed exact number of items in the queue; None without that assumption.
         need: xids assumed to be open.
         absent: xids assumed not to be open.
-        unnamed: references of items assumed to have no xid of their own.
         assumed_last_xid: assumed last-used xid; None if it does not matter.
     """
 
@@ -98,13 +105,13 @@ class SegmentSummary:
     open: dict[int, int]
     closed: frozenset[int]
     named: dict[int, int]
+    counter: tuple[int | None, dict[int, int]]
     last_xid: int | None
     relative: bool
     least: int
     length: int | None
     need: frozenset[int]
     absent: RunSet
-    unnamed: RunSet
     assumed_last_xid: int | None
 
     def holds(self, start: SegmentStart) -> bool:
@@ -115,7 +122,8 @@ class SegmentSummary:
             and self.need <= start.open
             and self.assumed_last_xid in {None, start.last_xid}
             and not any(xid in self.absent for xid in start.open)
-            and not any(reference in self.unnamed for reference in start.named)
+            and not start.named
+            and start.counter == SAME_XIDS
         )
 
 
@@ -147,7 +155,8 @@ class ReplayState:
             queue.
         open: items of open reads, by xid.
         last_xid: the last-used xid.
-        named: xids that items keep when they are opened, by ordinal.
+        named: xids of ADD_XID that waiting items still have, by ordinal.
+        counter: as in `SegmentStart`.
     """
 
     adds: int = 0
@@ -156,19 +165,15 @@ class ReplayState:
     open: Mapping[int, int] = field(default_factory=dict)
     last_xid: int = 0
     named: Mapping[int, int] = field(default_factory=dict)
+    counter: tuple[int | None, Mapping[int, int]] = SAME_XIDS
 
     def start(self) -> SegmentStart:
         """Return this state in the references of a segment that begins here."""
-        length = len(self.head) + self.adds - self.first
-        named = {}
-        if self.named:
-            places = {ordinal: place for place, ordinal in enumerate(self.head)}
-            places |= {ordinal: reference_of(xid) for xid, ordinal in self.open.items()}
-            named = {
-                places.get(ordinal, ordinal - self.first + len(self.head)): xid
-                for ordinal, xid in self.named.items()
-            }
-        return SegmentStart(length, frozenset(self.open), self.last_xid, named)
+        before = len(self.head) - self.first
+        named = {ordinal + before: xid for ordinal, xid in self.named.items()}
+        return SegmentStart(
+            before + self.adds, frozenset(self.open), self.last_xid, named, self.counter
+        )
 
     def ordinal(self, reference: int) -> int:
         """Return the item that `reference` means in a segment that begins here."""
@@ -184,13 +189,10 @@ class ReplayState:
         first = self.first + max(0, segment.taken - len(self.head))
         reads = {xid: item for xid, item in self.open.items() if xid not in segment.closed}
         reads |= {xid: self.ordinal(reference) for xid, reference in segment.open.items()}
-        named = dict(self.named)
-        named |= {self.ordinal(reference): xid for reference, xid in segment.named.items()}
-        if named:
-            kept = {*head, *reads.values()}
-            named = {item: xid for item, xid in named.items() if item >= first or item in kept}
+        named = {self.ordinal(reference): xid for reference, xid in segment.named.items()}
         last_xid = self.last_xid if segment.last_xid is None else segment.last_xid
-        return ReplayState(self.adds + segment.adds, head, first, reads, last_xid, named)
+        adds = self.adds + segment.adds
+        return ReplayState(adds, head, first, reads, last_xid, named, segment.counter)
 
     def live(self) -> LiveItems:
         """Return what a queue that is loaded in this state holds; open reads are given back."""

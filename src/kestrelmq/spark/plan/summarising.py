@@ -2,7 +2,8 @@
 
 A `Summariser` follows the rules of `journal.replay`, with references instead of items. Without the
 exact start of its segment it makes the likeliest assumptions and records them: an item that is
-taken exists, an xid that is opened is not open yet, and an xid that is given back is open.
+taken exists, an xid that is opened is not open yet, an xid that is given back is open, and what is
+there at the start has nothing of an ADD_XID.
 """
 
 from collections import deque
@@ -15,8 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.journal.records import ADD_XID, REMOVE
-from kestrelmq.journal.replay import apply
-from kestrelmq.spark.plan.segments import RunSet, SegmentStart, SegmentSummary, reference_of
+from kestrelmq.journal.replay import CounterXids, apply
+from kestrelmq.spark.plan.segments import (
+    SAME_XIDS,
+    RunSet,
+    SegmentStart,
+    SegmentSummary,
+    reference_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class Summariser:
 
     Attributes:
         open: the open reads.
+        counter: see `journal.replay.CounterXids`.
     """
 
     def __init__(
@@ -134,9 +142,7 @@ class Summariser:
                 `start`.
         """
         self._length = start.length if start else None
-        self._known = start is not None
         self._named = dict(start.named) if start else {}
-        self._own_names: dict[int, int] = {}
         self._first_xid = start.last_xid if start else last_xid
         self._last_xid = self._first_xid
         self._absolute = False
@@ -147,8 +153,9 @@ class Summariser:
             if trace
             else _OpenReads(at_start)
         )
+        last, renumbered = start.counter if start else SAME_XIDS
+        self.counter = CounterXids(self.open, last, renumbered.items())
         self._head: deque[int] = deque()
-        self._unnamed = RunSet()
         self._adds = 0
         self._taken = 0
         self._least = 0
@@ -180,14 +187,14 @@ class Summariser:
             head=tuple(self._head),
             open=dict(reads.here),
             closed=frozenset(reads.closed),
-            named=self._own_names,
+            named={item: xid for item, xid in self._named.items() if item >= self._taken},
+            counter=(self.counter.last, dict(self.counter.reads)),
             last_xid=self._last_xid if self._absolute or self._counted else None,
             relative=self._counted and not self._absolute,
             least=self._least,
             length=self._length,
             need=frozenset(reads.need),
             absent=reads.absent,
-            unnamed=self._unnamed,
             assumed_last_xid=self._first_xid if self._counted else None,
         )
 
@@ -212,7 +219,6 @@ class Summariser:
             if self._length is None:
                 self._length = 0
             self._named[self._length + self._adds] = xid
-            self._own_names[self._length + self._adds] = xid
         else:
             apply(self, kind, xid)
 
@@ -224,7 +230,8 @@ class Summariser:
 
     @property
     def last_xid(self) -> int:
-        """The last-used xid."""
+        """The last-used xid; who asks depends on it."""
+        self._counted = self._counted or not self._absolute
         return self._last_xid
 
     @last_xid.setter
@@ -250,11 +257,8 @@ class Summariser:
         return self._taken - 1
 
     def kept_xid(self, reference: int) -> int | None:
-        """Return the xid that the item was added with, or None."""
-        name = self._named.get(reference)
-        if name is None and not self._known:
-            self._unnamed.append(reference)
-        return name
+        """Return the xid of the ADD_XID that added the item; None if it has none any more."""
+        return self._named.get(reference)
 
     def remove(self) -> None:
         """Drop the head, if there is one."""
@@ -268,5 +272,6 @@ class Summariser:
         """Give the open read `xid` back to the head, if there is one."""
         reference = self.open.give_back(xid)
         if reference is not None:
+            self._named.pop(reference, None)
             self._head.appendleft(reference)
             self._tell(Fate.GIVEN_BACK, reference)

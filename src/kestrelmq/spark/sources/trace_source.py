@@ -137,6 +137,7 @@ def _state(fields: Mapping[str, Any]) -> ReplayState:
         "head": tuple(fields["head"]),
         "open": _by_number(fields["open"]),
         "named": _by_number(fields["named"]),
+        "counter": (fields["counter"][0], _by_number(fields["counter"][1])),
     }
     return ReplayState(**{**fields, **mended})
 

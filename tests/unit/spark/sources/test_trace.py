@@ -64,6 +64,6 @@ def test_tracings_come_back_as_they_were() -> None:
     file = SpoolFile("jobs", "/spool/\udcff/jobs.17", "jobs.17", 1 << 40, False, "/spool/\udcff", 9)
     trace_tasks = [
         TraceTask(file, ReplayState()),
-        TraceTask(file, ReplayState(7, (3, 1), 5, {-4: 2, 9: 0}, -7, {3: 11})),
+        TraceTask(file, ReplayState(7, (3, 1), 5, {-4: 2, 9: 0}, -7, {6: 11}, (-5, {-5: -4}))),
     ]
     assert decoded(encoded(trace_tasks), {}) == trace_tasks
