@@ -32,7 +32,6 @@ from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded, TagRefused
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
-from kestrelmq.journal.records import item_deliveries
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
@@ -89,19 +88,9 @@ class Held:
         return self.item.deliveries
 
     async def _if_open(self, change: Callable[[Queue], bool]) -> bool:
-        """Apply `change` if the read is still open; return False if it is not.
-
-        An item that was given back may be open again, under the same xid. It was handed out once
-        more by then.
-        """
-        item = self.item
-
-        def change_if_open(queue: Queue) -> bool:
-            record = queue.open.get(item.xid)
-            is_open = record is not None and item_deliveries(record) == item.deliveries
-            return is_open and change(queue)
-
-        return await self._change(change_if_open)
+        """Apply `change` if the read is still open; return False if it is not."""
+        xid = self.item.xid
+        return await self._change(lambda queue: xid in queue.open and change(queue))
 
     async def _end(self, change: Callable[[Queue], bool]) -> None:
         """Confirm the item or give it back. Raises ValueError: that was done before."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.records import item_deliveries
 
 _SLACK: Final = 64
 _ID_BITS: Final = 53
@@ -23,22 +22,18 @@ class _OpenRead(NamedTuple):
         order: a number that is larger for later reads.
         queue: the queue.
         xid: the read's xid.
-        deliveries: how often the item was handed out before.
     """
 
     order: int
     queue: Queue
     xid: int
-    deliveries: int
 
     @property
     def is_open(self) -> bool:
-        # An item that was open while the journal was packed keeps its xid, also for its next
-        # reader; but it was handed out once more by then. Another item gets the xid only after 2^31
-        # others, and the id is forgotten long before that. (To keep the item here, and compare it,
-        # would keep large ones in memory that were taken long ago.)
-        record = self.queue.open.get(self.xid)
-        return record is not None and item_deliveries(record) == self.deliveries
+        # Another read gets the xid only after 2^31 others, and the id is forgotten long before
+        # that. (To keep the item here, and compare it, would keep large ones in memory that were
+        # taken long ago.)
+        return self.xid in self.queue.open
 
 
 class ThriftOpenReads:
@@ -66,8 +61,7 @@ class ThriftOpenReads:
         while not identity or identity in self._reads:
             identity = secrets.randbits(_ID_BITS)
         self._order += 1
-        deliveries = item_deliveries(queue.open[xid])
-        self._reads[identity] = _OpenRead(self._order, queue, xid, deliveries)
+        self._reads[identity] = _OpenRead(self._order, queue, xid)
         return identity
 
     def is_open(self, identity: int) -> bool:
