@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kestrelmq import Client
 from tests.admin.conftest import Admin
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE
 
 REFUSED = "admin: cannot accept connections: Too many open files"
 
@@ -42,7 +42,7 @@ def _asking(admin: Admin) -> http.client.HTTPConnection:
 
 def _await_refusal(admin: Admin, client: Client) -> None:
     """Wait until a connection could not be accepted, and whatever the server did at that."""
-    until(lambda: REFUSED in admin.server.output)
+    assert admin.server.logged(REFUSED)
     client.peek("jobs")
 
 

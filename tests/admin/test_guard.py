@@ -126,6 +126,7 @@ def test_the_token_opens_and_never_shows(guarded: Admin) -> None:
     assert guarded.ask("POST", f"{PREFIX}/queues", {"name": "jobs"}, **headers).status == 201
     for path in ("/config.json", f"{PREFIX}/config"):
         assert TOKEN not in guarded.get(path, **headers).text
+    guarded.server.stop()
     assert TOKEN not in guarded.server.output
 
 

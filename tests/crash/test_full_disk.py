@@ -10,7 +10,6 @@ import pytest
 from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
 from tests.support.limits import largest_file
-from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
 pytestmark = pytest.mark.compiled
@@ -127,7 +126,7 @@ def test_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
         wires.put(wire, "work", "x" * 1000)
         with largest_file(1024, server.process.pid):
             wire.ask_until(b"get work/open\r\n", b"END\r\n")
-            until(lambda: "File too large" in server.output)
+            assert server.logged("File too large")
         with wires.Wire(server) as other:
             other.ask(b"get work/t=20000\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
         synced = int(wires.stats(wire, "work")["journal_syncs"])

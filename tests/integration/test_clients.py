@@ -164,8 +164,8 @@ def test_a_killed_client_is_disconnected(server: ServerProcess, client: Client) 
         killer.ask(b"client kill 999\r\n", b"NOT_FOUND\r\n")
         killer.ask(b"client kill x\r\n", b"CLIENT_ERROR client kill takes whole numbers\r\n")
         asked = f"client kill: asked for by {address_of(killer)} (memcache)"
-        until(lambda: asked in server.output)
-        until(lambda: "disconnecting client 1, 127.0.0.1:" in server.output)
+        assert server.logged(asked)
+        assert server.logged("disconnecting client 1, 127.0.0.1:")
 
 
 def test_a_client_may_kill_itself(server: ServerProcess, client: Client) -> None:

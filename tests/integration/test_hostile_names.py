@@ -78,7 +78,7 @@ def test_the_start_survives_and_says_so(tmp_path: Path, end: str) -> None:
             queue = f"bad-{make.__name__}"
             found = wire.ask_until(f"set {queue} 0 0 1\r\nx\r\n".encode(), b"\r\n")
             assert found.startswith(b"SERVER_ERROR"), (queue, found)
-            assert str(path / f"{queue}{end}") in server.output
+            assert server.logged(str(path / f"{queue}{end}"))
         put(wire, "other", "x")
     assert before <= {file.name for file in path.iterdir()}
     assert (tmp_path / "elsewhere").read_bytes() == ADDED
@@ -137,6 +137,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         Wire(server) as wire,
     ):
         put(wire, "jobs", "x")
+        server.stop()
         assert "Traceback" not in server.output
         assert "Logging error" not in server.output
     told = [line for line in log.read_text().splitlines() if "is no journal" in line]

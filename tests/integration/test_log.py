@@ -114,6 +114,18 @@ def test_the_traffic_of_items_over_http_is_for_debugging(tmp_path: Path) -> None
     }
 
 
+def test_very_many_requests_of_one_client_are_counted(server: ServerProcess) -> None:
+    """Ten a second are logged one by one, and in one line how many others there were."""
+    with Wire(server) as wire:
+        wire.ask(b"flush jobs\r\n" * 1000, b"END\r\n" * 1000)
+
+    def told() -> int:
+        counts: list[int] = [one["count"] for one in events(server, peer="127.0.0.1")]
+        return len(events(server, action="flush")) + sum(counts)
+
+    until(lambda: told() == 1000)
+
+
 def test_who_moved_and_paused(server: ServerProcess) -> None:
     """Looking at a queue is not logged."""
     with Wire(server) as memcache:

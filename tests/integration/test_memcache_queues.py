@@ -295,7 +295,7 @@ def test_alias_masks_a_queue(server: ServerProcess, wire: Wire) -> None:
     put(wire, "masked", "a", "b")
     assert drain(wire, "behind") == "a b"
     wire.ask(b"get masked\r\n", b"END\r\n")
-    assert "masked masks the queue of that name" in server.output
+    assert server.logged("masked masks the queue of that name")
 
 
 def test_client_ids(wire: Wire) -> None:

@@ -93,6 +93,7 @@ def test_nothing_is_acknowledged_from_then_on(
         assert health(server, "/health/live")[0] == 200
         wire.ask(b"version\r\n", b"VERSION ")
         wire.until(b"\r\n")
+        assert server.logged("nothing is acknowledged")
         told = [line for line in server.output.splitlines() if "nothing is acknowledged" in line]
         assert len(told) == 1
 

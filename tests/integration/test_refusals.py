@@ -112,7 +112,7 @@ def test_a_client_without_the_right_id_counts(tmp_path: Path) -> None:
         memcache.ask(b"get closed\r\n", b"SERVER_ERROR this client may not read closed\r\n")
         put(memcache, "closed", "x", reply=b"SERVER_ERROR this client may not add to closed\r\n")
         assert refused(server, "closed") == {"forbidden": 2}
-        until(lambda: "queue closed refused requests: forbidden 1" in server.output)
+        assert server.logged("queue closed refused requests: forbidden 1")
 
 
 def test_a_client_that_waits_loses_its_right(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import struct
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ def test_clients_of_this_machine_may(tmp_path: Path) -> None:
 def test_the_setting_lets_them(tmp_path: Path) -> None:
     """`allow_remote_admin` is for those three actions, over every protocol, and no others."""
     with open_server(tmp_path, "allow_remote_admin = true\n") as server:
-        assert "and stop the server" in server.output
+        assert server.logged("and stop the server")
         with RemoteWire(server) as wire:
             wire.ask(b"status readonly\r\n", b"END\r\n")
         with RemoteWire(server, "text") as wire:
@@ -189,8 +190,9 @@ def test_changes_over_http_are_logged(tmp_path: Path) -> None:
 def test_a_server_that_others_reach_warns_at_the_start(tmp_path: Path) -> None:
     """Not on loopback."""
     with open_server(tmp_path / "open") as server:
-        assert "listen_address 0.0.0.0 can be reached from other machines" in server.output
+        assert server.logged("listen_address 0.0.0.0 can be reached from other machines")
     with running_server(tmp_path / "closed") as server:
+        server.stop()
         assert "can be reached from other machines" not in server.output
 
 
@@ -220,3 +222,34 @@ def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> N
         with pytest.raises(RemoteAdminRefused):
             actions.check("reload", "memcache", f"10.0.0.7:{port}")
     assert len(caplog.records) == 1
+
+
+def test_the_requests_of_one_client_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Beyond ten in a second, one line says how many; others are logged as always."""
+    caplog.set_level("INFO")
+    actions = ServerActionGuard(ServerConfig())
+    for number in range(1000):
+        actions.log_request("flush", "text", f"10.0.0.1:{number}", "jobs")
+    actions.log_request("GET", "http", "10.0.0.1:1", level=logging.DEBUG)
+    actions.log_request("delete", "text", "10.0.0.2:1", "jobs")
+    actions.log_counts()
+    assert len(caplog.messages) == 12
+    assert caplog.messages[10:] == [
+        "delete jobs: asked for by 10.0.0.2:1 (text)",
+        "10.0.0.1 asked for 990 more changes, which are not logged one by one",
+    ]
+    actions.log_counts()
+    assert len(caplog.messages) == 12
+    actions.log_request("flush", "text", "10.0.0.1:1", "jobs")
+    assert len(caplog.messages) == 13
+
+
+def test_very_many_clients_share_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """What is kept of them is bounded, and so are the lines of a second."""
+    caplog.set_level("INFO")
+    actions = ServerActionGuard(ServerConfig())
+    for number in range(3000):
+        actions.log_request("flush", "text", f"10.0.{number // 256}.{number % 256}:1", "jobs")
+    actions.log_counts()
+    assert len(caplog.messages) == 1024 + 10 + 1
+    assert caplog.messages[-1].startswith("other clients asked for 1966 more changes")

@@ -175,7 +175,7 @@ def test_a_stop_while_queues_load(gated: ServerProcess) -> None:
     """The server ends cleanly, no journal is changed, and the next start finds everything."""
     before = journals(gated.queue_path)
     gated.process.terminate()
-    until(lambda: "from UP to DOWN" in gated.output)
+    assert gated.logged("from UP to DOWN")
     (gated.queue_path / "~~gate").unlink()
     assert gated.wait() == 0  # a second signal might come when nobody handles it any more
     assert journals(gated.queue_path) == before

@@ -25,7 +25,7 @@ from tests.integration.test_processes import answers, running
 from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire
+from tests.support.wire import UnixWire, Wire
 
 pytestmark = pytest.mark.compiled
 
@@ -50,14 +50,6 @@ def server(tmp_path: Path, sockets: Path) -> Iterator[ServerProcess]:
 def flags(sockets: Path) -> list[str]:
     """Return the flags that ask for all sockets, each under the name of its listener."""
     return [word for name in LISTENERS for word in (f"--{name}-path", str(sockets / name))]
-
-
-class UnixWire(Wire):
-    """A raw connection over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = open_socket(parse_address(f"unix:{path}"), PATIENCE)
-        self._rest = b""
 
 
 def ask(path: Path, method: str, target: str, host: str = "localhost") -> tuple[int, bytes]:
@@ -136,7 +128,7 @@ def test_everyone_on_this_machine_may_administer(tmp_path: Path, sockets: Path) 
             wire.ask(b"status readonly\r\n", b"END\r\n")
             wire.send(b"shutdown\r\n")
         assert server.process.wait(PATIENCE) == 0
-        assert f"asked for by unix:{os.getpid()}" in server.output
+        assert server.logged(f"asked for by unix:{os.getpid()}")
 
 
 def test_mode_and_owner(tmp_path: Path, sockets: Path) -> None:

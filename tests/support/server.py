@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import IO, Final, Self
 
 from tests.support.forking import ForkedProcess
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 
 LISTENERS: Final = ("memcache", "text", "thrift", "admin")
 
@@ -53,6 +53,15 @@ class ServerProcess:
     def output(self) -> str:
         """The last lines it printed or logged."""
         return "".join(self._output)
+
+    def logged(self, text: str) -> bool:
+        """Wait until it has logged `text`, which may come later than its reply. Return True.
+
+        Raises:
+            AssertionError: that never came.
+        """
+        until(lambda: text in self.output)
+        return True
 
     def start(self) -> Self:
         """Start it and wait until it is ready.

@@ -2,8 +2,10 @@
 
 import contextlib
 import socket
+from pathlib import Path
 from typing import Self
 
+from kestrelmq.client.address import open_socket, parse_address
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
 
@@ -84,6 +86,14 @@ class Wire:
         if not data:
             raise ConnectionError(f"closed after {self._rest!r}")
         self._rest += data
+
+
+class UnixWire(Wire):
+    """A raw connection over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = open_socket(parse_address(f"unix:{path}"), PATIENCE)
+        self._rest = b""
 
 
 def put(wire: Wire, queue: str, *items: str, expiry: int = 0, reply: bytes = b"STORED\r\n") -> None:

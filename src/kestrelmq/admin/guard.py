@@ -24,7 +24,7 @@ from kestrelmq.admin.connections import peer_of
 from kestrelmq.admin.errors import ApiError, Handler
 from kestrelmq.admin.signins import SignIns
 from kestrelmq.names import queue_name_error
-from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback, log_request
+from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback
 from kestrelmq.server.sockets import GONE, is_unix, peer_name
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
@@ -89,7 +89,8 @@ class Guard:
         elif request.match_info.http_exception is None:
             path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
             level = logging.DEBUG if getattr(handler, TRAFFIC, False) else logging.INFO
-            log_request(f"{request.method} {path}", "http", peer, _queue(request), level=level)
+            action_name = f"{request.method} {path}"
+            self._actions.log_request(action_name, "http", peer, _queue(request), level=level)
 
     def _check_name(self, request: web.Request) -> None:
         if not self._loopback or self._tokens or _is_over_unix(request):

@@ -1,25 +1,27 @@
 """`kestrelmq serve`: the server in the foreground, or with `--processes` several servers."""
 
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import current_process
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from typing import Annotated, Any, Final
 
 import typer
 
 from kestrelmq.admin.service import AdminService
-from kestrelmq.cli.terminal import drop_output
+from kestrelmq.cli.terminal import write_out
 from kestrelmq.config import ServerConfig, apply_overrides, default_in_toml, load_config
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.journal.files import QueuePathLock, make_queue_path
-from kestrelmq.server.app import Server
-from kestrelmq.server.logs import set_up_logging
+from kestrelmq.server.app import Announce, Server
+from kestrelmq.server.logs import reopen_log, set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of
 from kestrelmq.server.supervisor import Supervisor
 
@@ -97,26 +99,27 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     overrides = {name: value for name, value in given.items() if value is not None}
     base = load_config(config) if config is not None else ServerConfig()
     effective = _with_flags(base, overrides)
-    if processes is not None:
-        files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
-        flags = [word for name, value in files.items() if value for word in (name, str(value))]
-        _supervise(effective, processes, flags + ["--wait"] * wait)
+    try:
+        if processes is not None:
+            files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
+            flags = [word for name, value in files.items() if value for word in (name, str(value))]
+            _supervise(effective, processes, flags + ["--wait"] * wait)
+        else:
+            check_layout(effective.queue_path, None)
+            if supervised is not None:
+                _follow_supervisor(supervised)
+            set_up_logging(effective)
+            Server(
+                effective,
+                _announcer(),
+                config_file=config,
+                overrides=overrides,
+                services=(AdminService(),),
+                wait=wait,
+            ).run()
         _ignore_signals()
-        return
-    check_layout(effective.queue_path, None)
-    if supervised is not None:
-        _follow_supervisor(supervised)
-    set_up_logging(effective)
-    server = Server(
-        effective,
-        _announce,
-        config_file=config,
-        overrides=overrides,
-        services=(AdminService(),),
-        wait=wait,
-    )
-    server.run()
-    _ignore_signals()
+    finally:
+        logging.shutdown()  # before an error is printed
 
 
 def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfig:
@@ -140,12 +143,19 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _announce(line: str) -> None:
-    # One write for text and line end, so that unbuffered output has no log line between them.
-    try:
-        print(f"{line}\n", end="", flush=True)
-    except KestrelError:  # the log has it, too, and clients can be served without
-        drop_output()
+def _announcer() -> Announce:
+    """Return a function that prints a line, in a thread: perhaps nobody reads the output."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def print_lines() -> None:
+        while True:
+            # One write for text and line end, so that there is no log line between them.
+            line = os.fsencode(f"{lines.get()}\n")
+            with suppress(KestrelError):  # the log has it, too, and clients can be served without
+                write_out(line)
+
+    Thread(target=print_lines, name="output", daemon=True).start()
+    return lines.put
 
 
 # --- several servers ---
@@ -179,7 +189,7 @@ def _supervise(config: ServerConfig, count: int, flags: Sequence[str]) -> None:
         except OSError as error:
             raise KestrelError(f"{path}: {error.strerror or error}") from error
         check_layout(path, count)
-        Supervisor(processes, command, _announce, lambda: set_up_logging(config)).run()
+        Supervisor(processes, command, _announcer(), lambda: reopen_log(config)).run()
 
 
 def _follow_supervisor(name: str) -> None:

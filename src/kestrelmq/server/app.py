@@ -31,7 +31,7 @@ from kestrelmq.server.clients import close_silent
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
-from kestrelmq.server.logs import set_up_logging
+from kestrelmq.server.logs import reopen_log
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.background import BackgroundTask, kept_running
 from kestrelmq.server.loop.event_loop import ServerEventLoop
@@ -204,10 +204,11 @@ class Server:
             for endpoint in found:
                 self._announce(f"{name} listening on {endpoint}")
         self._announce("ready")
-        tasks = [asyncio.create_task(kept_running(task)) for task in self._background()]
+        tasks = [asyncio.create_task(kept_running(task)) for task in self._background(context)]
         if not loaded.is_set():
             tasks.append(asyncio.create_task(self._log_when_loaded(loaded)))
         await self._stopping.wait()
+        context.actions.log_counts()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -334,8 +335,9 @@ class Server:
 
     # --- while it runs ---
 
-    def _background(self) -> list[BackgroundTask]:
-        tasks: list[BackgroundTask] = [self._run_timers, self._do_upkeep, self._watch_disk]
+    def _background(self, context: ServerContext) -> list[BackgroundTask]:
+        upkeep = partial(self._do_upkeep, context.actions.log_counts)
+        tasks: list[BackgroundTask] = [self._run_timers, upkeep, self._watch_disk]
         trim = find_trim()
         if trim is not None:
             tasks.append(self._memory_return(trim).run)
@@ -363,8 +365,8 @@ class Server:
             await in_slices(self._collection.checking_deadlines(), self._turns)
             self._turns.sync(commits.syncs.take_due(loop.time()))
 
-    async def _do_upkeep(self) -> None:
-        """Do the journals' upkeep, and keep the garbage collector from checking long queues.
+    async def _do_upkeep(self, log_counts: Callable[[], None]) -> None:
+        """Do the upkeep of the log and the journals, and spare the garbage collector long queues.
 
         A collection takes 20 ms for a million items in the queues that it checks. So this makes a
         queue an old object before it can become long; see `_keep_old_objects`.
@@ -373,6 +375,7 @@ class Server:
             for _ in range(_COLLECTIONS_PER_UPKEEP):
                 await asyncio.sleep(_UPKEEP_PERIOD / _COLLECTIONS_PER_UPKEEP)
                 gc.collect(1)
+            log_counts()
             await in_slices(self._collection.ticking(), self._turns)
 
     async def _watch_disk(self) -> None:
@@ -403,7 +406,7 @@ class Server:
 
     async def _reload_and_log(self) -> None:
         try:
-            set_up_logging(self._config)
+            reopen_log(self._config)
             await self._reload()
         except (KestrelError, OSError) as error:
             log.error("not reloaded, or only in part: %s", error)  # noqa: TRY400

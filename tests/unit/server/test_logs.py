@@ -14,8 +14,9 @@ import pytest
 import kestrelmq
 from kestrelmq.config import ServerConfig
 from kestrelmq.server.logs import (
+    MOST_LINES,
     JsonFormatter,
-    LogFile,
+    LogHandler,
     LogThrottle,
     TextFormatter,
     set_up_logging,
@@ -33,7 +34,7 @@ def ordinary_umask() -> Iterator[None]:
 def test_a_new_log_file_is_not_for_everybody(tmp_path: Path, ordinary_umask: None) -> None:
     """The owner and the group read it; nobody else does."""
     path = tmp_path / "log"
-    handler = LogFile(path)
+    handler = LogHandler(path)
     handler.emit(logging.makeLogRecord({"msg": "Zoë"}))
     handler.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -45,12 +46,11 @@ def test_a_pipe_is_a_log_file_only_if_somebody_reads_it(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="No such device"):
-        LogFile(pipe)
+        LogHandler(pipe)
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
-        handler = LogFile(pipe)
+        handler = LogHandler(pipe)
         handler.emit(logging.makeLogRecord({"msg": "hello"}))
-        assert handler.stream is not None
-        assert os.get_blocking(handler.stream.fileno())
+        assert os.get_blocking(handler.descriptor)
         handler.close()
         assert reader.read() == "hello\n"
 
@@ -60,7 +60,7 @@ def test_a_log_file_that_is_there_goes_on_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
     path.chmod(0o604)
-    handler = LogFile(path)
+    handler = LogHandler(path)
     handler.emit(logging.makeLogRecord({"msg": "after"}))
     handler.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
@@ -91,13 +91,14 @@ def full_log(tmp_path: Path) -> Iterator[ServerConfig]:
 
 
 def test_a_log_file_on_a_full_disk(
-    full_log: ServerConfig, capsys: pytest.CaptureFixture[str]
+    full_log: ServerConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Standard error says so once in a while, in one line."""
     for number in range(20):
         logging.getLogger("kestrelmq").info("event %d", number)
+    logging.getLogger().handlers[0].close()
     said = f"{full_log.log_file}: No space left on device; events are not logged: 1\n"
-    assert capsys.readouterr().err == said
+    assert capfd.readouterr().err == said
 
 
 def test_a_log_file_that_could_not_be_written_is_replaced(full_log: ServerConfig) -> None:
@@ -108,7 +109,46 @@ def test_a_log_file_that_could_not_be_written_is_replaced(full_log: ServerConfig
     path.unlink()
     set_up_logging(full_log)
     log.info("written")
+    logging.getLogger().handlers[0].close()
     assert path.read_text().endswith(" INFO kestrelmq: written\n")
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
+    """Lines beyond a bound are dropped; once the others are read, a line says how many."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as reader:
+        handler = LogHandler(pipe)
+        for _ in range(2 * MOST_LINES):  # more than the pipe and the queue hold
+            handler.emit(logging.makeLogRecord({"msg": "x" * 99}))
+        found = [reader.readline() for _ in range(MOST_LINES)]
+        while b"x" in (line := reader.readline()):
+            found.append(line)
+        handler.close()
+    lost = 2 * MOST_LINES - len(found)
+    assert lost > 0
+    assert line == b"%d events were not logged: the log was not written fast enough\n" % lost
+
+
+def test_the_end_does_not_wait_long_for_a_log_that_nobody_reads(tmp_path: Path) -> None:
+    """Nor does what replaces it; what was logged is written if somebody reads after all."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb") as reader:
+        handler = LogHandler(pipe)
+        handler.emit(logging.makeLogRecord({"msg": "x" * (1 << 20)}))
+        handler.close()
+        assert reader.readline() == b"x" * (1 << 20) + b"\n"
+
+
+def test_an_event_that_cannot_be_formatted_is_told_in_one_line(tmp_path: Path) -> None:
+    """It is a bug where the event was logged; the loop does not write that itself either."""
+    handler = LogHandler(tmp_path / "log")
+    handler.emit(logging.makeLogRecord({"msg": "%d", "args": ("x",)}))
+    handler.close()
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("an event was not logged: ")
+    assert "TypeError" in line
 
 
 def test_events_are_counted_between_the_lines_about_them() -> None:

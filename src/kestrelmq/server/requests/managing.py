@@ -31,7 +31,7 @@ from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests import changes, moving
-from kestrelmq.server.server_actions import Action, log_request
+from kestrelmq.server.server_actions import Action
 
 ManageAnswer: TypeAlias = Page | Moved | int | None
 """The answer to a request; a number of items, or None, says that it is done."""
@@ -61,7 +61,7 @@ def manage(
     """
     if not isinstance(request, Browse | Move | Pause):
         context.check_writable()
-    _log(request, by)
+    _log(context, request, by)
     match request:
         case Browse():
             return _browse(context, request)
@@ -81,7 +81,7 @@ def manage(
             return changes.delete(context, name)
 
 
-def _log(request: Manage, by: Connection) -> None:
+def _log(context: ServerContext, request: Manage, by: Connection) -> None:
     """Log a request of `by` that takes items away or pauses a queue."""
     name: str | None
     match request:
@@ -97,7 +97,7 @@ def _log(request: Manage, by: Connection) -> None:
             action = "delete"
         case _:
             return
-    log_request(action, by.protocol, by.peer, name)
+    context.actions.log_request(action, by.protocol, by.peer, name)
 
 
 def check_action(context: ServerContext, request: object, by: Connection) -> None:
