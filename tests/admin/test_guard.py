@@ -80,6 +80,26 @@ def test_nothing_is_changed_from_another_origin(admin: Admin, headers: dict[str,
     assert_untouched(admin)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_no_items_are_read_from_another_origin(admin: Admin, headers: dict[str, str]) -> None:
+    """Any page could make the server search, though it sees no reply; others read them."""
+    prepare(admin)
+    items = f"{PREFIX}/queues/jobs/items"
+    for path in (items, f"{items}?pattern=x", f"{PREFIX}/queues/jobs/export"):
+        reply = admin.ask("GET", path, **headers)
+        assert (reply.status, reply.code) == (403, "cross_origin"), path
+        for own in ({}, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "same-origin"}):
+            assert admin.ask("GET", path, **own).status == 200, path
+    assert admin.ask("GET", f"{PREFIX}/queues", **headers).status == 200
+
+
 @pytest.mark.parametrize("form", ["http://[", "http://[::1", "ftp://{}", "//{}", "http://x@{}", ""])
 def test_what_is_no_origin_is_a_foreign_one(shared: Admin, form: str) -> None:
     """An Origin that no page can have is refused, whatever its form."""

@@ -2,7 +2,10 @@
 
 import asyncio
 import base64
+import select
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 from urllib.parse import quote
@@ -12,8 +15,9 @@ import pytest
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.engine.searching import MAX_SECONDS
 from kestrelmq.errors import InvalidRequest, ServerRefused
+from kestrelmq.server.browsing import MAX_SEARCHES
 from tests.admin.conftest import Admin
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
@@ -113,6 +117,52 @@ def test_a_search_does_not_outlive_a_killed_server(tmp_path: Path) -> None:
         (search,) = _children(server)
         server.kill9()
     until(lambda: not _runs(search))
+
+
+class Endless(ServerProcess):
+    """A server whose regular expressions never end by themselves."""
+
+    command = (
+        "from kestrelmq.engine import searching\n"
+        "searching._PROGRAM = 'import time; time.sleep(1000)'\n"
+        "searching.MAX_SECONDS = 1000\n"
+        "from kestrelmq.cli.main import main\n"
+        "main()"
+    )
+
+
+def test_searches_are_bounded_and_end_with_their_clients(tmp_path: Path) -> None:
+    """One is served and some wait, the next is refused; none goes on when nobody wants it."""
+    search, path = b"browse jobs 0 1 pattern=x\r\n", "/api/v1/queues/jobs/items?pattern=x"
+    with running_server(tmp_path, kind=Endless) as server:
+        admin = Admin(server)
+        with Wire(server) as wire:
+            put(wire, "jobs", "a")
+        with ExitStack() as stack:
+            wires = [stack.enter_context(Wire(server)) for _ in range(MAX_SEARCHES + 2)]
+            for wire in wires:
+                wire.send(search)
+            (answered,), _, _ = select.select([wire.socket for wire in wires], [], [], PATIENCE)
+            assert answered.recv(99) == b"SERVER_ERROR too many searches; try again later\r\n"
+            assert (admin.get(path).status, admin.get(path).code) == (503, "too_many_searches")
+            assert len(_children(server)) == 1
+            assert admin.get(path.partition("?")[0]).json["total"] == 1
+        until(lambda: not _children(server))
+        with socket.create_connection(("127.0.0.1", admin.port), PATIENCE) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            until(lambda: len(_children(server)) == 1)
+        until(lambda: not _children(server))
+        with Wire(server) as wire:
+            wire.send(search)
+            until(lambda: len(_children(server)) == 1)
+            wire.socket.shutdown(socket.SHUT_WR)
+            wire.expect_close()
+        until(lambda: not _children(server))
+        with Wire(server) as wire:
+            wire.send(search + b"get jobs\r\n")
+            until(lambda: len(_children(server)) == 1)
+        assert server.stop() == 0
+        assert "Traceback" not in server.output
 
 
 def _children(server: ServerProcess) -> list[Path]:

@@ -3,8 +3,9 @@
 The table of operations yields both the routes and the OpenAPI document.
 """
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -24,6 +25,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import Action
 
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 LINES: Final = "application/x-ndjson"
 """The media type of lines of JSON."""
@@ -171,6 +173,27 @@ class Call:
         if self.request.content_type not in LINES_ACCEPTED:
             raise ApiError(415, "not_json", f"the body must be {LINES}")
         return self._bodies.lines(self.request)
+
+    async def while_connected(self, search: Coroutine[Any, Any, Result]) -> Result:
+        """Return what `search` returns; it is cancelled if the client disconnects.
+
+        Raises:
+            ConnectionError: the client has disconnected.
+            ApiError: it has ended its side, which looks alike, or the server is shutting down.
+        """
+        task = asyncio.ensure_future(search)
+        try:
+            with self.connection.waiting(task.cancel, lambda: None):
+                return await task
+        except (asyncio.CancelledError, ConnectionError):
+            if self.connection.transport is None:
+                raise ConnectionResetError from None
+            if self.connection.may_be_gone:
+                reason = "a client that searches must not end its side of the connection"
+                raise ApiError(400, "bad_request", reason) from None
+            raise ApiError(503, "shutting_down", "the server is shutting down") from None
+        finally:
+            task.cancel()
 
     def allow_changes(self) -> None:
         """Check that the server's status allows changes. Raises ApiError: it does not."""

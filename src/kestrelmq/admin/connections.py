@@ -135,7 +135,7 @@ class HttpConnection(web.RequestHandler):
         self.serving = False
         self.since = 0.0
         self.unsent = 0
-        self._end_wait: Callable[[], None] | None = None
+        self._end_wait: Callable[[], object] | None = None
         self._next_arrived: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -197,7 +197,7 @@ class HttpConnection(web.RequestHandler):
 
     @contextmanager
     def waiting(
-        self, end_wait: Callable[[], None], next_arrived: Callable[[], None]
+        self, end_wait: Callable[[], object], next_arrived: Callable[[], None]
     ) -> Iterator[None]:
         """Call `end_wait` if the client disconnects, or the service ends, within the block.
 

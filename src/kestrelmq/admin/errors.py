@@ -23,6 +23,7 @@ from kestrelmq.errors import (
     QueueUnavailable,
     TagRefused,
 )
+from kestrelmq.server.browsing import TooManySearches
 from kestrelmq.server.context import ClientForbidden, Forbidden
 from kestrelmq.server.loop.threads import NoThread
 from kestrelmq.server.server_actions import RemoteAdminRefused
@@ -64,6 +65,7 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (NoDeadLetterQueue, 409, "no_dead_letter_queue"),
     (ClientForbidden, 403, "client_not_allowed"),
     (Forbidden, 503, "refused_by_status"),
+    (TooManySearches, 503, "too_many_searches"),
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),

@@ -1,8 +1,9 @@
 """Access control for HTTP requests.
 
 - Only POST, PUT and DELETE requests change anything. The rules below hold for these.
-- Such a request must not come from a page of another origin. Browsers say where a request comes
-  from (`Sec-Fetch-Site`, `Origin`); a request without these headers does not come from a browser.
+- Such a request must not come from a page of another origin, nor must one that reads items: it may
+  search. Browsers say where a request comes from (`Sec-Fetch-Site`, `Origin`); a request without
+  these headers does not come from a browser.
 - With `admin_tokens`, such a request needs a token, and so does a request that reads items.
 - Without `admin_tokens`, such a request is served only over a Unix socket, or if the port is on a
   loopback address and the request uses a name of this machine. So a page of another origin that
@@ -29,7 +30,7 @@ from kestrelmq.server.sockets import GONE, is_unix, peer_name
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
 GUARDED: Final = "guarded"
-"""Attribute of a route's handler: whether the route needs a token although it only reads."""
+"""Attribute of a route's handler: whether it reads items, which takes a token and our origin."""
 SERVER_ACTION: Final = "server_action"
 """Attribute of a route's handler: the action on the whole server that it carries out."""
 TRAFFIC: Final = "traffic"
@@ -76,10 +77,9 @@ class Guard:
         """
         self._check_name(request)
         changes = request.method in CHANGES
-        if changes:
-            _check_origin(request)
         action: Action | None = getattr(handler, SERVER_ACTION, None)
         if changes or getattr(handler, GUARDED, False):
+            _check_origin(request)
             self._check_token(request, action)
         if not changes:
             return
@@ -162,13 +162,12 @@ def _is_host(text: str) -> bool:
 
 
 def _check_origin(request: web.Request) -> None:
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None and site not in {"same-origin", "none"}:
-        raise ApiError(403, "cross_origin", "a page of another origin may change nothing")
+    site = request.headers.get("Sec-Fetch-Site", "none")
     origin = request.headers.get("Origin")
     host = request.host.lower()
-    if origin is not None and origin.lower() not in {f"http://{host}", f"https://{host}"}:
-        raise ApiError(403, "cross_origin", "a page of another origin may change nothing")
+    is_ours = origin is None or origin.lower() in {f"http://{host}", f"https://{host}"}
+    if site not in {"same-origin", "none"} or not is_ours:
+        raise ApiError(403, "cross_origin", "this is not for pages of another origin")
 
 
 def guarded(guard: Guard) -> Handler:

@@ -59,9 +59,9 @@ async def peek_items(call: Call) -> Answer:
         search = Search(query.text.encode())
     elif query.pattern is not None:
         search = Search(query.pattern.encode(), is_pattern=True)
-    page = await call.admin.context.browser.page(
-        queue, query.offset, query.limit, search, query.max_bytes
-    )
+    browser = call.admin.context.browser
+    looking = browser.page(queue, query.offset, query.limit, search, query.max_bytes)
+    page = await (looking if search is None else call.while_connected(looking))
     return Answer(
         PeekAnswer(
             total=page.total,

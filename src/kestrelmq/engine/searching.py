@@ -3,18 +3,20 @@
 A search looks at a bounded number of items, and says where to go on. Some regular expressions take
 longer than the age of the universe on a short text, and Python cannot interrupt one: it would block
 everybody. So a process is started for each search. It gets the expression and the items, and is
-killed when its time is over. Nobody else waits for it.
+killed when its time is over, or nobody wants its result any more. Nobody else waits for it.
 """
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import PatternRefused
 from kestrelmq.journal.records import ADDX_HEADER
 
+Begun = Callable[[subprocess.Popen[bytes]], object]
+"""Is called with the process of a search, which may be killed if nobody wants the result."""
 MAX_SECONDS: Final = 5.0
 """How long one search may take."""
 PAGE_BYTES: Final = 1 << 20
@@ -69,39 +71,45 @@ class Page:
     next_offset: int | None
 
 
-def places_of(pattern: bytes, items: Sequence[bytes]) -> list[int]:
+def places_of(pattern: bytes, items: Sequence[bytes], begun: Begun = id) -> list[int]:
     """Return which of `items` have a match of the regular expression `pattern`; may take long.
 
     Raises:
-        PatternRefused: it is not a regular expression, or takes too long.
+        PatternRefused: it is not a regular expression, takes too long, or its process was killed.
     """
     pieces = [_sized(pattern), len(items).to_bytes(8, "little"), *map(_sized, items)]
     try:
-        ended = subprocess.run(  # noqa: S603 # the program is ours, its input is data
+        process = subprocess.Popen(  # noqa: S603 # the program is ours, its input is data
             [sys.executable, "-I", "-S", "-c", _PROGRAM],
-            input=b"".join(pieces),
-            capture_output=True,
-            timeout=MAX_SECONDS,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-    except subprocess.TimeoutExpired:
-        raise PatternRefused(f"the regular expression took longer than {MAX_SECONDS:g} s") from None
     except OSError as error:
         raise PatternRefused(f"no process for the search: {error.strerror}") from None
-    if ended.returncode:
-        reason = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    begun(process)
+    with process:
+        try:
+            found, complaint = process.communicate(b"".join(pieces), MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            reason = f"the regular expression took longer than {MAX_SECONDS:g} s"
+            raise PatternRefused(reason) from None
+        finally:
+            process.kill()  # unless it has ended
+    if process.returncode:
+        reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         raise PatternRefused(reason or "the search failed")
-    return [int(word) for word in ended.stdout.split()]
+    return [int(word) for word in found.split()]
 
 
 def _sized(piece: bytes) -> bytes:
     return len(piece).to_bytes(8, "little") + piece
 
 
-def matches(search: Search, records: list[bytes]) -> list[int]:
+def matches(search: Search, records: list[bytes], begun: Begun = id) -> list[int]:
     """Return which of `records` have what is searched; may take long. Raises as `places_of`."""
     if search.is_pattern:
-        return places_of(search.wanted, [record[ADDX_HEADER:] for record in records])
+        return places_of(search.wanted, [record[ADDX_HEADER:] for record in records], begun)
     return [place for place, record in enumerate(records) if _contains(record, search.wanted)]
 
 

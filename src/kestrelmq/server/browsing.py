@@ -7,9 +7,10 @@ others are served meanwhile.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
-from typing import Final
+from subprocess import Popen
+from typing import Final, TypeVar
 
 from kestrelmq.engine.browsing import Look, Tour
 from kestrelmq.engine.queue import Queue
@@ -21,22 +22,31 @@ from kestrelmq.engine.searching import (
     matches,
     page_of,
 )
+from kestrelmq.errors import QueueUnavailable
 from kestrelmq.server.loop.threads import in_thread
 
 MAX_COUNT: Final = 1000
 """The most items of a page."""
+MAX_SEARCHES: Final = 8
+"""The most searches that wait for the one that is served."""
+T = TypeVar("T")
+
+
+class TooManySearches(QueueUnavailable):
+    """So many searches wait that this one is refused."""
 
 
 class Browser:
     """Serves the requests of one server. One at a time reads from disk, and one searches.
 
     A search may take seconds, and holds megabytes of items. So it reads them only when its turn has
-    come, and keeps nobody waiting who only looks.
+    come, and keeps nobody waiting who only looks. If it is cancelled, its process is killed.
     """
 
     def __init__(self) -> None:
         self._reading = asyncio.Lock()
         self._searching = asyncio.Lock()
+        self._searches = 0
 
     async def page(
         self,
@@ -59,15 +69,25 @@ class Browser:
 
         Raises:
             QueueUnavailable: the items cannot be read.
+            TooManySearches: `MAX_SEARCHES` wait already.
             PatternRefused: the regular expression cannot be used.
         """
         if search is None:
             total, records = await self._read(queue, offset, count)
             return page_of(total, offset, records, range(len(records)), count, shown)
-        async with self._searching:
-            total, records = await self._read(queue, offset, SEARCHED_ITEMS)
-            places = await in_thread(matches, search, records)
-            return page_of(total, offset, records, places, count, shown)
+        if self._searches > MAX_SEARCHES:
+            raise TooManySearches("too many searches; try again later")
+        self._searches += 1
+        try:
+            async with self._searching:
+                total, records = await self._read(queue, offset, SEARCHED_ITEMS)
+                ending = _Ending()
+                places = await _in_thread(
+                    lambda: matches(search, records, ending.begun), ending.end
+                )
+                return page_of(total, offset, records, places, count, shown)
+        finally:
+            self._searches -= 1
 
     async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[bytes]:
         """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
@@ -96,4 +116,34 @@ class Browser:
                     view.load()
                     continue
                 async with self._reading:
-                    await in_thread(view.load)
+                    await _in_thread(view.load)
+
+
+class _Ending:
+    """Kills the process of a search that is cancelled, whether it has begun or not."""
+
+    def __init__(self) -> None:
+        self._process: Popen[bytes] | None = None
+        self._is_cancelled = False
+
+    def begun(self, process: Popen[bytes]) -> None:
+        self._process = process
+        if self._is_cancelled:
+            process.kill()
+
+    def end(self) -> None:
+        self._is_cancelled = True
+        if self._process is not None:
+            self._process.kill()
+
+
+async def _in_thread(function: Callable[[], T], end: Callable[[], object] = object) -> T:
+    """Do as `in_thread`; if this is cancelled, call `end`, and wait for the thread."""
+    work = asyncio.ensure_future(in_thread(function))
+    try:
+        await asyncio.wait([work])
+    except asyncio.CancelledError:
+        end()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+    return work.result()

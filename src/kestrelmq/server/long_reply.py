@@ -8,7 +8,7 @@ memory.
 import asyncio
 import logging
 from collections.abc import Generator, Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
@@ -73,6 +73,33 @@ class TaskRequest(PendingRequest):
 
     def cancel(self) -> None:
         """Nothing to give back."""
+
+
+class SearchRequest(PendingRequest):
+    """A request that a task serves, and which ends when the client is gone, or has ended its side.
+
+    As for a request that waits for an item, the connection looks out for that.
+    """
+
+    __slots__ = ("_connection", "_task")
+
+    def __init__(self, connection: Connection, task: asyncio.Task[Any]) -> None:
+        self._connection = connection
+        self._task = task
+
+    def resume(self) -> None:
+        """Wait for the end of the task."""
+        self._connection.wait_for_item(self)
+
+    def input_ended(self) -> None:
+        """End without an answer."""
+        self._task.cancel()
+        self._connection.request_done()
+        self._connection.push(b"")
+
+    def cancel(self) -> None:
+        """End."""
+        self._task.cancel()
 
 
 class SlicedWork(TurnConnection):

@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.browsing import View
-from kestrelmq.engine.searching import Search
+from kestrelmq.engine.searching import Begun, Search
 from kestrelmq.server import browsing
 from kestrelmq.server.browsing import Browser
 from tests.support.patience import PATIENCE
@@ -27,7 +27,7 @@ def test_a_slow_search_keeps_nobody_waiting_who_looks(
         loaded.append(view)
         load(view)
 
-    def slow(_search: Search, _records: list[bytes]) -> list[int]:
+    def slow(_search: Search, _records: list[bytes], _begun: Begun) -> list[int]:
         begun.set()
         may_end.wait(PATIENCE)
         return []

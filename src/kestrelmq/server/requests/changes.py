@@ -18,7 +18,7 @@ from kestrelmq.engine.worker import Done, Job
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
-from kestrelmq.server.long_reply import TaskRequest, in_slices
+from kestrelmq.server.long_reply import SearchRequest, TaskRequest, in_slices
 
 Result = TypeVar("Result")
 
@@ -180,14 +180,17 @@ def answer_later(
     change: Coroutine[None, None, Result],
     answer: Callable[[Result], None],
     refuse: Callable[[KestrelError], None],
+    *,
+    is_search: bool = False,
 ) -> None:
     """Run `change`, then send the reply; the connection's other requests wait until then.
 
     Args:
-        connection: where the request came from. The change is made even if it closes.
+        connection: where the request came from. A change is made even if it closes.
         change: the change that was requested.
         answer: sends the reply to the change's result.
         refuse: sends the reply when the change fails.
+        is_search: whether it is no change but a search, of no use once the client is gone.
     """
 
     def ended(task: asyncio.Task[Result]) -> None:
@@ -205,6 +208,9 @@ def answer_later(
         connection.request_done()
         connection.guard(reply)
 
-    connection.wait_for_work(TaskRequest())
     task = asyncio.get_running_loop().create_task(change)
+    if is_search:
+        SearchRequest(connection, task).resume()
+    else:
+        connection.wait_for_work(TaskRequest())
     task.add_done_callback(ended)

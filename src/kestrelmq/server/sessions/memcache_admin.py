@@ -11,6 +11,7 @@ from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.journal.records import item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
+    Browse,
     Delete,
     Flush,
     FlushAll,
@@ -68,6 +69,7 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
                 manage(context, request, connection),
                 lambda answer: _managed(context, request, answer),
                 noreply=isinstance(request, Delete | Flush | FlushAll) and request.noreply,
+                is_search=isinstance(request, Browse) and bool(request.search),
             )
             return b""
         return _serve_server(context, connection, request)
@@ -132,6 +134,7 @@ def _answer_later(
     reply: Callable[[Result], Sequence[Part]],
     *,
     noreply: bool = False,
+    is_search: bool = False,
 ) -> None:
     def answer(result: Result) -> None:
         connection.push_parts(() if noreply else reply(result))
@@ -142,7 +145,7 @@ def _answer_later(
         else:
             refuse(connection, error, noreply=noreply)
 
-    changes.answer_later(connection, change, answer, fail)
+    changes.answer_later(connection, change, answer, fail, is_search=is_search)
 
 
 def listing(context: ServerContext, request: Stats | Dump | ListClients) -> Pieces:
