@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.protocol.foreign import binary_refusal
-from kestrelmq.server.sessions.large_item import LARGE_ITEM
 from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats

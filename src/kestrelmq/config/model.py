@@ -239,6 +239,9 @@ class ServerConfig(_Settings):
     """Most reads one connection may hold open on one queue with `/open`."""
     max_monitor_transactions: Count = 100
     """Most reads one connection may hold open on one queue with `monitor` or thrift `get`."""
+    max_buffered_bytes: SizeLimit = 512 * 1024**2
+    """Most bytes of unfinished large items, and of replies that clients have not read, of all
+    connections together. Beyond that, large items are neither taken nor handed out."""
     connection_backlog: Count = 1024
     """Connections that may wait to be accepted, per listener."""
     status_file: OptionalFilePath = None

@@ -1,12 +1,49 @@
 """Counters of the server, as plain attributes that are rendered only when asked for."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+LARGE_ITEM: Final = 256 << 10
+"""An item with so many bytes of data, or more, is a large one."""
+
+
+class BufferedBytes:
+    """The account of what is held in memory for all connections together.
+
+    It has the large items of which a part has arrived, by their announced sizes, and what was to be
+    sent and the sockets have not taken. Less than `LARGE_ITEM` of input for each connection is not
+    counted.
+
+    Attributes:
+        held: how many bytes there are.
+        limit: how many there may be. Output, which is there already when it is counted, may exceed
+            it; no more of it is made then.
+        is_full: whether the limit is reached.
+        on_change: called when `is_full` has changed.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.limit = sys.maxsize
+        self.is_full = False
+        self.on_change: Callable[[], object] = object
+
+    def count(self, change: int) -> None:
+        """Count so many more bytes, or fewer if it is negative."""
+        self.held += change
+        is_full = self.held >= self.limit
+        if is_full is not self.is_full:
+            self.is_full = is_full
+            self.on_change()
 
 
 class Counters:
     """What the server itself counts, besides the queues; `protocol.stats` explains each number."""
 
     def __init__(self) -> None:
+        self.buffered = BufferedBytes()
         self.bytes_read = 0
         self.bytes_written = 0
         self.cmd_monitor = 0

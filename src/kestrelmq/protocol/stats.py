@@ -221,6 +221,8 @@ SERVER_STATS: Final = (
               "counters.curr_connections", Metric("connections")),
     Statistic("total_connections", "counter", "", "clients ever connected",
               "counters.total_connections", Metric("accepted_connections")),
+    Statistic("buffered_bytes", "gauge", "bytes", "unfinished large input, and unread output",
+              "counters.buffered.held", Metric("buffered_bytes")),
     Statistic("queue_creates", "counter", "", "queues created",
               "collection.creates", Metric("queue_creates")),
     Statistic("queue_deletes", "counter", "", "queues deleted, including expired ones",

@@ -182,11 +182,18 @@ class _IncompletePut:
         if len(self._items) + self._too_large > MAX_PUT_ITEMS:
             self.refuse()
 
-    def refuse(self) -> None:
-        """Refuse a put that is too large, and drop its items."""
-        self._fault = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
+    def refuse(self, fault: str = "") -> None:
+        """Refuse a put, by default because it is too large, and drop its items."""
+        limits = f"a put holds at most {MAX_PUT_ITEMS} items and {MAX_PUT_BYTES} bytes"
+        self._fault = self._fault or fault or limits
         self._items.clear()
+        self._room = MAX_PUT_BYTES
         self.room = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of its items so far."""
+        return MAX_PUT_BYTES - self._room
 
     def finish(self) -> Put:
         if self._fault is not None:
@@ -233,6 +240,19 @@ class TextParser:
     def receive(self, data: bytes) -> None:
         """Add received bytes; `next_command` returns the commands in them."""
         self._buffer += data
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the `put` that has begun to arrive."""
+        return 0 if self._put is None else self._put.size + len(self._buffer)
+
+    def refuse_put(self, fault: str) -> None:
+        """Drop what has arrived of a `put`, and what is still to come of it; refuse it then."""
+        if self._put is not None:
+            self._put.refuse(fault)
+            self._overlong |= bool(self._buffer)
+            self._buffer.clear()
+            self._scanned = 0
 
     def next_command(self) -> Command | None:
         """Return the next command, or None when more input is needed, or if there is more to do.

@@ -31,6 +31,8 @@ from kestrelmq.protocol.thrift_wire import BinaryReader, BinaryWriter, Part
 
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """The longest frame that is accepted."""
+BEGINNING: Final = 2048
+"""Bytes of a frame that suffice for its length and the header of its message."""
 LARGE_FRAME: Final = 256 << 10
 """A frame with so many bytes, or more, is a memoryview: a copy of one may take 50 ms."""
 
@@ -67,16 +69,31 @@ class MessageHeader:
 
 
 class ThriftParser:
-    """Splits what a client sends into frames; buffers what has not been returned as a frame."""
+    """Splits what a client sends into frames; buffers what has not been returned as a frame.
 
-    __slots__ = ("_buffer",)
+    Attributes:
+        is_cut: whether the next frame, or the one that was just returned, is only its beginning.
+    """
+
+    __slots__ = ("_buffer", "_skipped", "is_cut")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._skipped = 0
+        self.is_cut = False
 
     def receive(self, data: bytes) -> None:
         """Add received bytes; `next_frame` returns the frames in them."""
-        self._buffer += data
+        skipped = min(self._skipped, len(data))
+        self._skipped -= skipped
+        self._buffer += data[skipped:] if skipped else data
+
+    def cut(self) -> None:
+        """Drop the frame that has begun to arrive, but for what tells how to answer it."""
+        self._skipped = self.missing
+        del self._buffer[BEGINNING:]
+        _LENGTH.pack_into(self._buffer, 0, len(self._buffer) - _LENGTH.size)
+        self.is_cut = True
 
     def next_frame(self) -> bytes | memoryview | None:
         """Return the next frame without its length, or None when more input is needed.
@@ -87,7 +104,7 @@ class ThriftParser:
             ClientFault: the length is not valid for a frame.
         """
         buffer = self._buffer
-        if len(buffer) < _LENGTH.size:
+        if len(buffer) < _LENGTH.size or self._skipped:
             return None
         length: int = _LENGTH.unpack_from(buffer)[0]
         if not 0 < length <= MAX_FRAME_BYTES:
@@ -103,8 +120,17 @@ class ThriftParser:
         return frame
 
     @property
+    def large_size(self) -> int:
+        """Bytes of the frame that arrives, if it is large and its header is there; otherwise 0."""
+        has_header = len(self._buffer) >= BEGINNING and not self._skipped
+        size = len(self._buffer) + self.missing if has_header else 0
+        return size if size >= LARGE_FRAME else 0
+
+    @property
     def missing(self) -> int:
         """How many bytes of the next frame have not arrived; 0 when that is not known."""
+        if self._skipped:
+            return self._skipped
         if len(self._buffer) < _LENGTH.size:
             return 0
         length: int = _LENGTH.unpack_from(self._buffer)[0]

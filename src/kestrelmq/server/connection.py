@@ -192,6 +192,8 @@ class Connection(TurnConnection):
         self._unsent: bytes | memoryview = b""
         self._sent = 0
         self._unsent_later: list[Part] = []
+        self._input_held = 0
+        self._output_held = 0
         self._events = 0
         self._queued = False
         self._is_closed = False
@@ -273,6 +275,21 @@ class Connection(TurnConnection):
         if (self.replies.parts or self.closing) and not self._queued:
             self._queued = True
             self._turns.replying.append(self)
+
+    def hold_input(self, size: int) -> bool:
+        """Count `size` bytes as unfinished input, instead of what was counted before.
+
+        Returns:
+            False if there is no room for more; the account stays as it is.
+        """
+        buffered = self._counters.buffered
+        change = size - self._input_held
+        if change > 0 and buffered.held + change > buffered.limit:
+            return False
+        if change:
+            self._input_held = size
+            buffered.count(change)
+        return True
 
     # --- pauses: the input after a request waits until they end ---
 
@@ -437,8 +454,11 @@ class Connection(TurnConnection):
         self.push_large(parts, sum(map(len, parts)), queues, hands_out=hands_out)
 
     def count_slow_request(self) -> None:
-        """Count a slow request, as `SLOW_COST` more bytes of replies."""
-        self.count_output(SLOW_COST)
+        """Count a slow request, as `SLOW_COST` more bytes of replies.
+
+        While the memory for clients is used up, the next is applied when its reply is read.
+        """
+        self.count_output(OUTPUT_LIMIT if self._counters.buffered.is_full else SLOW_COST)
 
     def count_output(self, size: int) -> None:
         """Count bytes of replies; when they exceed `OUTPUT_LIMIT`, pause until they are read."""
@@ -520,8 +540,10 @@ class Connection(TurnConnection):
         rest = self.replies.rest
         if self._unsent and data:
             self._unsent_later.append(data)
+            self._count_unsent(len(data))
         if rest:
             self._unsent_later += rest
+            self._count_unsent(sum(map(len, rest)))
             rest.clear()
         if self._unsent:
             return
@@ -549,12 +571,17 @@ class Connection(TurnConnection):
             self._take_unsent()
         else:
             self._unsent, self._sent = data, sent
+            self._count_unsent(len(data) - sent)
         self.paused |= _STALLED
         self._watch(_OUT)
 
     def _take_unsent(self) -> None:
         """Begin with the next of the parts to send later."""
         self._unsent, self._sent = self._unsent_later.pop(0), 0
+
+    def _count_unsent(self, change: int) -> None:
+        self._output_held += change
+        self._counters.buffered.count(change)
 
     def on_events(self, mask: int) -> None:
         """Handle an event other than just input."""
@@ -578,6 +605,7 @@ class Connection(TurnConnection):
             return
         self._counters.bytes_written += sent
         self._sent += sent
+        self._count_unsent(-sent)
         if self._sent < len(self._unsent):
             return
         if self._unsent_later:
@@ -648,6 +676,8 @@ class Connection(TurnConnection):
         self._chunks.clear()
         self._unsent = b""
         self._unsent_later.clear()
+        self._count_unsent(-self._output_held)
+        self.hold_input(0)
         self.replies.clear()
         session, self._session = self._session, _NO_SESSION
         session.connection_closed()

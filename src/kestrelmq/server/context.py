@@ -1,14 +1,15 @@
 """What the sessions of all protocols share: the queues, the status, the counters, the loop."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
+from kestrelmq.engine.counters import LARGE_ITEM, Counters
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
@@ -23,9 +24,16 @@ from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.version import VERSION
 
+NO_ROOM: Final = "out of memory storing object"
+NO_ROOM_TO_SEND: Final = "out of memory writing the reply"
+
 
 class Forbidden(QueueUnavailable):
     """The server's status or its number of connections does not allow the request at present."""
+
+
+class OutOfMemory(QueueUnavailable):  # says what it is
+    """Too much is buffered for clients at present (`max_buffered_bytes`)."""
 
 
 class ClientForbidden(QueueUnavailable):
@@ -84,6 +92,10 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.actions = ServerActionGuard(self.config)
+        buffered = self.counters.buffered
+        limit = self.config.max_buffered_bytes
+        buffered.limit = sys.maxsize if limit is None else limit
+        buffered.on_change = lambda: self.status.set_memory(is_full=buffered.is_full)
         self.status.on_quiescent = lambda: self.finish_in_slices(self._ending_waits())
 
     @property
@@ -136,12 +148,15 @@ class ServerContext:
 
         Raises:
             QueueUnavailable: the queue cannot be read.
+            OutOfMemory: the head is large, and there is no room for it among the unread replies.
         """
         while not queue.is_settled:
             if self.turns.slow_share_is_over():
                 return False
             if queue.settle():
                 break
+        if not self.status.has_memory and len(queue.peek() or b"") >= LARGE_ITEM:
+            raise OutOfMemory(NO_ROOM_TO_SEND)
         return True
 
     def settling(self, queue: Queue) -> Generator[None, None, None]:

@@ -144,7 +144,8 @@ class ServerStatus:
         reads_allowed: whether reads are served now. Confirming, closing and aborting reads that
             were opened earlier is always allowed.
         writes_allowed: whether adds, flushes and deletes are served now.
-        all_allowed: whether both are; the hot path checks this.
+        has_memory: whether items may be handed out, however large.
+        all_allowed: whether all of these are; the hot path checks this.
         listeners: the functions to notify of changes, in this order.
         on_quiescent: called when QUIESCENT is enforced.
     """
@@ -160,6 +161,7 @@ class ServerStatus:
         "_schedule",
         "_timers",
         "all_allowed",
+        "has_memory",
         "listeners",
         "on_quiescent",
         "reads_allowed",
@@ -171,6 +173,7 @@ class ServerStatus:
     reads_allowed: bool
     writes_allowed: bool
     all_allowed: bool
+    has_memory: bool
 
     def __init__(
         self,
@@ -193,6 +196,7 @@ class ServerStatus:
             schedule: calls a function later, on the event loop.
             listener_limit: the most seconds to wait for listeners to act on a stricter status.
         """
+        self.has_memory = True
         self._path = status_file
         # Kept open from its first use on: the file is never written to a replaced directory.
         self._directory = DiskDirectory(status_file.parent if status_file else Path())
@@ -309,7 +313,12 @@ class ServerStatus:
     def _allow(self, reads: bool, writes: bool) -> None:  # noqa: FBT001
         self.reads_allowed = reads
         self.writes_allowed = writes
-        self.all_allowed = reads and writes
+        self.all_allowed = reads and writes and self.has_memory
+
+    def set_memory(self, *, is_full: bool) -> None:
+        """Take note whether the memory for clients is used up."""
+        self.has_memory = not is_full
+        self._allow(self.reads_allowed, self.writes_allowed)
 
     def _schedule_once(self, timer: _Timer, seconds: float, then: Callable[[], None]) -> None:
         """Start the timer, unless it runs: then it ends when it would have."""

@@ -121,6 +121,7 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "client_timeout": None,
         "max_open_transactions": 1,
         "max_monitor_transactions": 100,
+        "max_buffered_bytes": 512 * 1024**2,
         "connection_backlog": 1024,
         "status_file": None,
         "default_status": "up",

@@ -29,7 +29,7 @@ from kestrelmq.protocol.managing import (
 )
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import NO_ROOM_TO_SEND, OutOfMemory, ServerContext
 from kestrelmq.server.requests import changes, moving
 from kestrelmq.server.server_actions import Action
 
@@ -114,6 +114,8 @@ def check_action(context: ServerContext, request: object, by: Connection) -> Non
 async def _browse(context: ServerContext, request: Browse) -> Page:
     context.check_readable()
     context.check_client(request.queue, write=False)
+    if not context.status.has_memory:
+        raise OutOfMemory(NO_ROOM_TO_SEND)
     queue = context.collection.existing(request.queue)
     if queue is None:
         raise QueueNotFound(request.queue)

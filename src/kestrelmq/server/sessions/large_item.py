@@ -5,13 +5,9 @@ other clients wait: into one buffer of input, out of that buffer, and behind its
 """
 
 from io import BytesIO
-from typing import Final
 
 from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
-
-LARGE_ITEM: Final = 256 << 10
-"""An item with so many bytes of data, or more, is a large one."""
 
 
 class ArrivingItem:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
@@ -43,14 +44,13 @@ from kestrelmq.protocol.memcache import (
 )
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import Forbidden, ItemTimes, ServerContext
+from kestrelmq.server.context import NO_ROOM, Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import PendingConfirm
 from kestrelmq.server.requests.reserving import serve_reserved
 from kestrelmq.server.sessions.large_item import (
-    LARGE_ITEM,
     ArrivingItem,
     ArrivingLargeItem,
     SkippedItem,
@@ -70,6 +70,7 @@ _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1
 _NO_LINE: Final = TLS_HELLO
 """What is compared with the input while no line is remembered; it closes the connection at once."""
 _NO_REQUEST: Final = Quit()
+_NO_MEMORY: Final = memcache.server_error(NO_ROOM)
 _AFTER_VALUE: Final = b"\r\nEND\r\n"
 _FAILURES: Final = (QueueUnavailable, JournalError)
 
@@ -278,7 +279,10 @@ class MemcacheSession(LineSession):
             if limit is not None and request.size > limit:
                 return self._skip_too_large(request, data, body)
             if request.size >= LARGE_ITEM:
-                return -self._take_arriving(ArrivingLargeItem(request), data, body)
+                item: ArrivingItem = ArrivingLargeItem(request)
+                if not self._connection.hold_input(request.size):
+                    item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
+                return -self._take_arriving(item, data, body)
             # The line end may be CR LF, and need one byte more.
             self.bytes_needed = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0
@@ -310,6 +314,7 @@ class MemcacheSession(LineSession):
         if item.is_whole:
             self._arriving = None
             if isinstance(item, ArrivingLargeItem):
+                self._connection.hold_input(0)
                 self._set_large(item)
             elif isinstance(item, SkippedItem) and item.reply:
                 self._connection.push(item.reply)

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Final
 
+from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
@@ -34,7 +35,7 @@ from kestrelmq.protocol.text import (
     TextParser,
 )
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import NO_ROOM, ServerContext
 from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.managing import check_action, manage
@@ -73,6 +74,7 @@ class TextSession(LineSession):
                 if command is not None:
                     self._serve(command)
                 elif not parser.has_more:
+                    self._count_input()
                     return b""
             except ClientFault as fault:
                 connection.push(text.error_reply(fault.message))
@@ -83,7 +85,15 @@ class TextSession(LineSession):
             if not isinstance(command, _QUICK):
                 connection.share_turn()
             if connection.paused or connection.closing:
+                self._count_input()
                 return parser.take_back()
+
+    def _count_input(self) -> None:
+        """Count what has arrived of a `put`; refuse it if there is no room."""
+        size = self._parser.buffered
+        if not self._connection.hold_input(size if size >= LARGE_ITEM else 0):
+            self._parser.refuse_put(NO_ROOM)
+            self._connection.hold_input(0)
 
     def failure_reply(
         self, failure: JournalError, reply: bytes, queues: Sequence[Committable]

@@ -33,7 +33,7 @@ from kestrelmq.protocol.thrift_service import (
     ThriftStatus,
 )
 from kestrelmq.server.connection import Connection, Session
-from kestrelmq.server.context import ServerContext
+from kestrelmq.server.context import NO_ROOM, OutOfMemory, ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.replies import Queues, data_of
 from kestrelmq.server.requests import changes
@@ -212,7 +212,11 @@ class ThriftSession(Session):
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
-                if isinstance(frame, memoryview):
+                connection.hold_input(0)
+                if parser.is_cut:
+                    parser.is_cut = False
+                    self.refuse(thrift.decode(frame)[0], OutOfMemory(NO_ROOM))
+                elif isinstance(frame, memoryview):
                     changes.answer_later(
                         connection, self._decoded(frame), self._serve_decoded, self._close
                     )
@@ -224,6 +228,8 @@ class ThriftSession(Session):
         except ClientFault as fault:
             self._close(fault)
             return b""
+        if not connection.hold_input(parser.large_size):
+            parser.cut()
         self.bytes_needed = parser.missing
         return b""
 
