@@ -43,7 +43,6 @@ from kestrelmq.client.reserved import (
 )
 from kestrelmq.errors import (
     ClientClosed,
-    ClientError,
     ConnectionLost,
     InvalidRequest,
     KestrelError,
@@ -240,7 +239,7 @@ async def _keep_up(item: AsyncReservedItem, period: float) -> None:
                 if not item.is_over:
                     _log.warning(LEASE_ENDED)
                 return
-        except ClientError as error:
+        except Exception as error:  # noqa: BLE001 # the next try may succeed
             _log.warning("a lease could not be extended: %s", error)
 
 

@@ -82,7 +82,7 @@ class Heartbeats:
         while (item := self._next()) is not None:
             try:
                 extended = item.extend()
-            except ClientError as error:
+            except Exception as error:  # noqa: BLE001 # the other items need the thread
                 _log.warning("a lease could not be extended: %s", error)
                 continue
             if extended:

@@ -179,9 +179,11 @@ class ThreadWorker:
 
 def _use_batch_scheduling() -> None:
     """Tell the system not to preempt other threads whenever this one wakes."""
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+    if sys.platform == "linux":
+        # Where the system forbids it, the thread has to run all the same.
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def run_to_end(work: Generator[object, None, Result]) -> Result:

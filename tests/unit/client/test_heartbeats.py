@@ -1,7 +1,7 @@
 """Extending the leases that a blocking client holds. The servers are played."""
 
 from collections.abc import Iterable
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from kestrelmq.client import Client
 from kestrelmq.client.address import Address, parse_addresses
 from kestrelmq.client.commands import HeldItem
+from kestrelmq.client.heartbeats import Heartbeats
 from kestrelmq.client.plans import HeldReads, HoldStep, Plan, RunStep
 from kestrelmq.errors import ClientError
 from tests.support.patience import PATIENCE
@@ -77,3 +78,19 @@ def test_a_lease_is_extended_again_after_a_time_without_room_for_threads() -> No
     assert not client.asked[SILENT].is_set()
     with client.reserve("work", heartbeat=0.001):
         assert client.asked[OTHER].wait(PATIENCE)
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_heartbeats() -> None:
+    """Those of other items, and the next ones of the same item."""
+    beats, tries = Heartbeats(), Semaphore(0)
+
+    class Broken:
+        is_over = False
+
+        def extend(self) -> bool:
+            tries.release()
+            raise AssertionError("a bug")
+
+    with beats.kept_up(Broken(), 0.001):
+        for _ in range(2):
+            assert tries.acquire(timeout=PATIENCE)

@@ -151,6 +151,23 @@ def test_whoever_yields_to_others_already_stays_so(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
+def test_it_works_where_policies_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sandbox may: then the thread has that of its owner."""
+
+    def forbidden(_thread: int) -> int:
+        raise PermissionError("forbidden")
+
+    monkeypatch.setattr(os, "sched_getscheduler", forbidden)
+    reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    seen: list[str] = []
+    worker = ThreadWorker(reports.put)
+    worker.run(lambda _pause: seen.append("done"), lambda error: seen.append(str(error)))
+    reports.get(timeout=LONG)()
+    worker.close()
+    assert seen == ["done", "None"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
 def test_its_waking_does_not_interrupt_the_owner() -> None:
     """Jobs run as batch work; the owner's thread and those that it starts later do not."""
     policies: list[int] = []

@@ -1,5 +1,6 @@
 """When rounds of fsyncs begin, and the thread that runs them."""
 
+import os
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -130,3 +131,23 @@ def test_a_job_that_fails_is_reported(tmp_path: Path) -> None:
 
     run(turning, scenario())
     assert [str(error) for error in ended] == ["broken", "None"]
+
+
+@pytest.mark.compiled
+def test_the_thread_survives_a_pipe_that_fails(tmp_path: Path) -> None:
+    """Clients still get their replies."""
+    turning = synced(tmp_path)
+
+    async def scenario() -> None:
+        thread = SyncThread(turning.turns)
+        turning.turns._sync_thread = thread
+        client = turning.connect("memcache")
+        await turning.send(client, ADD)
+        assert await turning.receive(client, STORED) == STORED
+        os.dup2(thread._reader, thread._writer)  # nothing can be written there
+        for _ in range(3):
+            await turning.send(client, ADD)
+            assert await turning.receive(client, STORED) == STORED
+        await turning.hang_up(client)
+
+    run(turning, scenario())

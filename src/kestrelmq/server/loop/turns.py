@@ -16,6 +16,7 @@ that no longer than the last round took: an fsync costs much CPU, and covers all
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -106,7 +107,8 @@ class SyncThread(TurnConnection):
     """Runs jobs one after the other in a thread, for which clients wait.
 
     At the end of a job it writes a byte to a pipe. So that is an event of a turn as any other, and
-    needs no iteration of asyncio. The thread starts with the first job.
+    needs no iteration of asyncio. If the pipe fails, asyncio wakes the loop. The thread starts with
+    the first job, and lives until `close`.
     """
 
     def __init__(self, turns: "TurnLoop") -> None:
@@ -137,29 +139,34 @@ class SyncThread(TurnConnection):
     def _start(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
-        runner = threading.Thread(target=self._work, name="fsync")
+        loop = asyncio.get_running_loop()
+        runner = threading.Thread(target=self._work, args=(loop,), name="fsync")
         runner.start()
         self._runner = runner
         self._turns.add(self._reader, self, selectors.EVENT_READ)
 
-    def _work(self) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the jobs; this is the thread."""
         while (ordered := self._jobs.get()) is not None:
             job, done = ordered
             failure: BaseException | None = None
             try:
                 job(no_pause)
-            except Exception as error:  # noqa: BLE001 # it is passed on
+            except BaseException as error:  # noqa: BLE001 # it is passed on
                 failure = error
             self._ended.append((done, failure))
-            os.write(self._writer, b"\0")
+            try:
+                os.write(self._writer, b"\0")
+            except OSError:
+                loop.call_soon_threadsafe(self._report)
 
     def on_input(self) -> None:
         """Report the jobs that have ended."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._reader, _WAKE_SIZE)
-        except BlockingIOError:
-            return
+        self._report()
+
+    def _report(self) -> None:
         while self._ended:
             done, failure = self._ended.popleft()
             done(failure)
