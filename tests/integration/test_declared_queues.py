@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
+from kestrelmq.engine.registry import decode
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
@@ -70,7 +71,7 @@ def test_an_empty_queue_expires_and_is_forgotten(server: ServerProcess) -> None:
     with Wire(server) as wire:
         wire.ask(b"declare reply expires=1 max_items=1\r\n", b"END\r\n")
         until(lambda: b"queue_reply" not in wire.ask_until(b"stats\r\n", b"END\r\n"))
-        until(lambda: b"reply" not in (server.queue_path / "~~queues").read_bytes())
+        until(lambda: decode((server.queue_path / "~~queues").read_bytes()) == {})
         server.kill9()
     server.start()
     with Wire(server) as wire:

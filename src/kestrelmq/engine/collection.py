@@ -140,8 +140,12 @@ class QueueCollection:
         """
         make_queue_path(self._directory.path)
         self._lock.acquire()
-        self.registry.load()
-        listing = list_directory(self._directory.path)
+        try:
+            self.registry.load()
+            listing = list_directory(self._directory.path)
+        except BaseException:
+            self._lock.release()
+            raise
         found = group_files(listing.files)
         for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
@@ -239,6 +243,7 @@ class QueueCollection:
         for queue in self._everything():
             queue.close()
         self.commits.worker.close()
+        self.registry.close()
         self._lock.release()
 
     # --- finding and creating queues ---

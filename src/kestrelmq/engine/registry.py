@@ -1,14 +1,19 @@
 """What clients have set for single queues, kept over a restart in the side file `~~queues`.
 
-It is in force as soon as it is set; `save` tells when it is on disk. The file is replaced as a
-whole, by a worker. One write covers all that was set before it began, so many clients that set
-something at the same time wait for few writes. There is no file until something is set.
+It is in force as soon as it is set; `save` tells when it is on disk. There is no file until
+something is set. What is set is appended to it, and a worker syncs that: one sync covers all that
+was set before it began, so many clients that set something at the same time wait for few syncs. A
+worker writes the file anew, with what is in force only, for the first change after a start, when it
+has doubled, and after a failure.
 
-A crash leaves the old file or the new one, and perhaps a temporary that the next write overwrites.
-A file that cannot be used is renamed and kept; what it said is then not in force, and no item is
-lost. `docs/journal.md` describes its bytes.
+A crash may leave a last line that is cut short, which nobody was told of, or a temporary that the
+next write overwrites. A file with wrong content is renamed and kept; what it said is then not in
+force, and no item is lost. One that cannot be read is left alone, and `load` fails. The bytes are
+described in `docs/journal.md`.
 """
 
+import contextlib
+import errno
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +29,15 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import InvalidDeclaration, JournalError
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import Directory, mapped, replace_file
+from kestrelmq.journal.files import AppendFile, Directory, replace_file
 from kestrelmq.journal.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.names import queue_name_error
 
-_VERSION: Final = 1
+_HEAD: Final = b'{"kestrelmq": "queues", "version": 1}'
+_NO_FILE: Final = frozenset({errno.ELOOP, errno.EINVAL})
+"""Errors of a link, a pipe or a directory in the file's place: as wrong as wrong content."""
+_SHORT: Final = 64 << 10
+"""Bytes that may be appended to the shortest of files before it is written anew."""
 DECLARABLE: Final = frozenset(
     {"fanout_only", "keep_journal", "max_queue_age", "max_age", "max_items"}
 )
@@ -73,24 +82,35 @@ class QueueRegistry:
         self._clock = clock
         self._entries: dict[str, QueueEntry] = {}
         self._lines: dict[str, bytes] = {}
-        # How often an entry was set; the value of that in the file; and those who wait for more.
-        self._changes = self._saved = 0
+        # The lines that are not written yet, and those who wait for that.
+        self._unsaved: dict[str, bytes] = {}
         self._waiting: list[SaveDone] = []
         self._is_writing = False
+        # The file if it may be appended to, and up to which size.
+        self._file: AppendFile | None = None
+        self._full_at = 0
 
     def load(self) -> None:
-        """Read the file, if there is one; one that cannot be used is set aside."""
+        """Read the file, if there is one; one with wrong content is set aside.
+
+        Raises OSError: it cannot be read now.
+        """
         try:
-            with mapped(self._directory.path / QUEUES_NAME, self._directory.open) as content:
-                entries = decode(bytes(content))
+            with open(self._directory.open(QUEUES_NAME), "rb") as file:  # noqa: PTH123 # is open
+                content = file.read()
+            entries = decode(content)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_FILE:
+                reason = f"what clients have set for queues cannot be read: {error.strerror}"
+                path = str(self._directory.path / QUEUES_NAME)
+                raise OSError(error.errno, reason, path) from error
             self._set_aside(str(error))
             return
         for name, entry in entries.items():
             self.put(name, entry)
-        self._saved = self._changes
+        self._unsaved.clear()
 
     def _set_aside(self, reason: str) -> None:
         aside = temporary_name(QUEUES_NAME, DAMAGED, self._clock.now())
@@ -115,15 +135,15 @@ class QueueRegistry:
         """Set the entry of a queue; `NO_ENTRY` removes it. `save` writes it."""
         if entry == self.entry(name):
             return
-        self._changes += 1
         self.declared.pop(name, None)
         if entry.declared is not None:
             self.declared[name] = entry.declared
+        line = self._unsaved[name] = encode_entry(name, entry)
         if entry == NO_ENTRY:
             del self._entries[name], self._lines[name]
         else:
             self._entries[name] = entry
-            self._lines[name] = encode_entry(name, entry)
+            self._lines[name] = line
 
     # --- writing ---
 
@@ -137,29 +157,56 @@ class QueueRegistry:
             self._write()
 
     def _write(self) -> None:
-        """Write the file for those who wait, if it differs from what is set."""
+        """Write what is not written yet, for those who wait."""
         waiting, self._waiting = self._waiting, []
-        if self._saved == self._changes:
+        unsaved, self._unsaved = self._unsaved, {}
+        if not unsaved:
             _tell(waiting, None)
             return
         self._is_writing = True
-        self.worker.run(
-            partial(self._replace, list(self._lines.values())),
-            partial(self._written, self._changes, waiting),
-        )
+        file = self._file
+        if file is not None and file.size < self._full_at:
+            try:
+                file.append(b"".join(unsaved.values()))
+            except OSError as error:
+                log.warning("%s is written anew: %s", self._directory.path / QUEUES_NAME, error)
+            else:
+                synced = partial(self._written, unsaved, waiting)
+                self.worker.run(lambda _pause: file.sync(), synced)
+                return
+        self.close()
+        replaced = partial(self._replaced, unsaved, waiting)
+        self.worker.run(partial(self._replace, list(self._lines.values())), replaced)
 
     def _replace(self, lines: Iterable[bytes], _pause: Pause) -> None:
         replace_file(self._directory, QUEUES_NAME, encode(lines))
 
-    def _written(self, changes: int, waiting: list[SaveDone], error: BaseException | None) -> None:
-        self._is_writing = False
+    def _replaced(
+        self, unsaved: dict[str, bytes], waiting: list[SaveDone], error: BaseException | None
+    ) -> None:
         if error is None:
-            self._saved = changes
-        else:
+            with contextlib.suppress(OSError):  # the next change is written anew, too
+                self._file = self._directory.append_to(QUEUES_NAME)
+                self._full_at = 2 * self._file.size + _SHORT
+        self._written(unsaved, waiting, error)
+
+    def _written(
+        self, unsaved: dict[str, bytes], waiting: list[SaveDone], error: BaseException | None
+    ) -> None:
+        self._is_writing = False
+        if error is not None:
+            self.close()
+            self._unsaved = {**unsaved, **self._unsaved}
             log.error("%s cannot be written: %s", self._directory.path / QUEUES_NAME, error)
         _tell(waiting, error)
         if self._waiting and not self._is_writing:
             self._write()
+
+    def close(self) -> None:
+        """Release the file; if something is saved after that, it is written anew."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _tell(waiting: list[SaveDone], error: BaseException | None) -> None:
@@ -180,50 +227,66 @@ def _tell(waiting: list[SaveDone], error: BaseException | None) -> None:
 
 def encode(lines: Iterable[bytes]) -> bytes:
     """Return the content of a file with the lines of some entries."""
-    body = b"".join(lines)
-    head = {"kestrelmq": "queues", "version": _VERSION, "crc32": zlib.crc32(body)}
-    return json.dumps(head).encode() + b"\n" + body
+    return b"".join((_HEAD, b"\n", *lines))
+
+
+def checked_line(text: bytes) -> bytes:
+    """Return a line with its checksum."""
+    return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
 def decode(content: bytes) -> dict[str, QueueEntry]:
     """Return the entries in the content of a file. Raises ValueError: it is damaged."""
-    first, _, body = content.partition(b"\n")
-    head = _object(first, "the first line")
-    if head.get("kestrelmq") != "queues" or head.get("version") != _VERSION:
-        raise ValueError(f"its first line is not that of a file of version {_VERSION}")
-    if head.get("crc32") != zlib.crc32(body):
-        raise ValueError("its checksum is wrong")
-    entries = {}
-    for number, line in enumerate(body.splitlines(), 2):
-        fields = _object(line, f"line {number}")
-        name = fields.pop("name", None)
-        if not isinstance(name, str) or queue_name_error(name) is not None:
-            raise ValueError(f"line {number} has no name of a queue")
+    head, *lines = content.split(b"\n")
+    if head != _HEAD or not lines:
+        raise ValueError("its first line is not that of a file of version 1")
+    end = lines.pop()
+    entries: dict[str, QueueEntry] = {}
+    for number, line in enumerate(lines, 2):
         try:
-            entries[name] = _entry(fields)
-        except (ValueError, InvalidDeclaration) as error:
+            _apply(line, entries)
+        except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
+    # Without a line feed, a crash has cut the line short; if only that is wrong, the line counts.
+    for line in (end, end[:-1]):
+        with contextlib.suppress(ValueError):
+            _apply(line, entries)
     return entries
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def _apply(line: bytes, entries: dict[str, QueueEntry]) -> None:
+    """Let an entry be what a line says. Raises ValueError."""
+    text = line[9:]
+    if line + b"\n" != checked_line(text):
+        raise ValueError("its checksum is wrong")
+    fields = _object(text)
+    name = fields.pop("name", None)
+    if not isinstance(name, str) or queue_name_error(name) is not None:
+        raise ValueError("it has no name of a queue")
+    entry = _entry(fields)
+    entries.pop(name, None)
+    if entry != NO_ENTRY:
+        entries[name] = entry
+
+
+def _object(text: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{where} is not JSON") from None
+        raise ValueError("it is not JSON") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{where} is not a JSON object")  # noqa: TRY004 # its content is wrong
+        raise ValueError("it is not a JSON object")  # noqa: TRY004 # its content is wrong
     return found
 
 
 def encode_entry(name: str, entry: QueueEntry) -> bytes:
-    """Return the line of an entry."""
+    """Return the line of an entry; that of `NO_ENTRY` ends what earlier lines say."""
     fields: dict[str, Any] = {"name": name}
     if entry.paused:
         fields["paused"] = str(entry.paused)
     if entry.declared is not None:
         fields["declared"] = entry.declared.model_dump(exclude_unset=True)
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+    return checked_line(json.dumps(fields, ensure_ascii=False).encode())
 
 
 def _entry(fields: dict[str, Any]) -> QueueEntry:

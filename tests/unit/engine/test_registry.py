@@ -1,5 +1,7 @@
 """What clients have set for queues: the file `~~queues`, when it is written, and when it is bad."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,17 @@ from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues
+from tests.support.recording_directory import Append, RecordingDirectory
 
 FILE = "~~queues"
 READS = QueueEntry(Paused.READS)
 CONTENT = (
-    b'{"kestrelmq": "queues", "version": 1, "crc32": 3512753993}\n'
-    b'{"name": "jobs", "paused": "reads"}\n'
-    b'{"name": "caf\xc3\xa9", "paused": "all", "declared": {"max_items": 5, "keep_journal": '
-    b"false}}\n"
+    b'{"kestrelmq": "queues", "version": 1}\n'
+    b'a48698f3 {"name": "jobs", "paused": "reads"}\n'
+    b'72d8df50 {"name": "caf\xc3\xa9", "paused": "all", "declared": {"max_items": 5, '
+    b'"keep_journal": false}}\n'
 )
+LINE = registry.checked_line
 
 
 def failures(kept: QueueRegistry) -> list[JournalError | None]:
@@ -110,21 +114,21 @@ def test_a_write_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     [
         b"",
         b"\0" * 50,
-        CONTENT[:-1],
         CONTENT[:20],
+        CONTENT[:36],
         CONTENT.replace(b"reads", b"write"),
         CONTENT.replace(b'"version": 1', b'"version": 2'),
         b"[" * 100_000,
-        registry.encode([b"not JSON\n"]),
-        registry.encode([b"[]\n"]),
-        registry.encode([b'{"paused": "reads"}\n']),
-        registry.encode([b'{"name": "../jobs", "paused": "reads"}\n']),
-        registry.encode([b'{"name": "jobs", "paused": "some"}\n']),
-        registry.encode([b'{"name": "jobs", "paused": 1}\n']),
-        registry.encode([b'{"name": "jobs", "other": 1}\n']),
-        registry.encode([b'{"name": "jobs", "declared": {"max_size": 1}}\n']),
-        registry.encode([b'{"name": "jobs", "declared": {"max_items": -1}}\n']),
-        registry.encode([b'{"name": "jobs", "declared": 5}\n']),
+        registry.encode([LINE(b"not JSON")]),
+        registry.encode([LINE(b"[]")]),
+        registry.encode([LINE(b'{"paused": "reads"}')]),
+        registry.encode([LINE(b'{"name": "../jobs", "paused": "reads"}')]),
+        registry.encode([LINE(b'{"name": "jobs", "paused": "some"}')]),
+        registry.encode([LINE(b'{"name": "jobs", "paused": 1}')]),
+        registry.encode([LINE(b'{"name": "jobs", "other": 1}')]),
+        registry.encode([LINE(b'{"name": "jobs", "declared": {"max_size": 1}}')]),
+        registry.encode([LINE(b'{"name": "jobs", "declared": {"max_items": -1}}')]),
+        registry.encode([LINE(b'{"name": "jobs", "declared": 5}')]),
     ],
 )
 def test_a_damaged_file_is_kept_aside_and_no_item_is_lost(
@@ -163,6 +167,81 @@ def test_a_damaged_file_that_cannot_be_renamed_stops_nobody(
     assert aside.startswith("~~queues~~damaged-")
 
 
+def test_a_file_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    """It stays, and so do the pauses: a later start finds them."""
+    spool = LocalQueues(ServerConfig(queue_path=tmp_path))
+    spool.add(b"kept")
+    spool.collection.pause("jobs", Paused.READS)
+    assert failures(spool.collection.registry) == [None]
+    spool.close()
+    before = (tmp_path / FILE).read_bytes()
+
+    def unreadable(name: str) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+    directory = DiskDirectory(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DiskDirectory, "open", lambda _, name: unreadable(name))
+        collection = QueueCollection(ServerConfig(queue_path=tmp_path), FakeClock(), directory)
+        with pytest.raises(PermissionError, match="clients have set for queues cannot be read"):
+            collection.open()
+    collection.open()
+    assert str(collection.registry.entry("jobs").paused) == "reads"
+    collection.close()
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_line_that_a_crash_cut_short_is_dropped(tmp_path: Path, cut: int) -> None:
+    """Nobody was told that it was saved; what is set later is saved as ever."""
+    head, first, last = CONTENT.splitlines(keepends=True)
+    (tmp_path / FILE).write_bytes(head + last + first[:-cut])
+    for paused in ("", "all"):
+        kept = QueueRegistry(DiskDirectory(tmp_path), FakeClock())
+        kept.load()
+        assert str(kept.entry("café").paused) == "all"
+        assert str(kept.entry("jobs").paused) == ("reads" if cut == 1 and not paused else paused)
+        kept.put("jobs", QueueEntry(Paused.ALL))
+        assert failures(kept) == [None]
+        kept.close()
+    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_change_costs_no_more_than_its_own_line(tmp_path: Path) -> None:
+    """The file is written anew when it has doubled, which many changes share."""
+    directory = RecordingDirectory(tmp_path)
+    kept = QueueRegistry(directory, FakeClock())
+    for number in range(500):
+        kept.put(f"queue-{number}", READS)
+    assert failures(kept) == [None]
+    before = (tmp_path / FILE).stat().st_size
+    for number in range(5000):
+        kept.put("queue-7", QueueEntry(Paused.ALL if number % 2 else Paused.WRITES))
+        assert failures(kept) == [None]
+        assert (tmp_path / FILE).stat().st_size <= 2 * before + (65 << 10)
+    appended = [one for one in directory.operations if isinstance(one, Append)]
+    lines = 5000 * len(registry.encode_entry("queue-7", QueueEntry(Paused.WRITES)))
+    assert sum(len(one.data) for one in appended) < 2 * lines
+    again = QueueRegistry(DiskDirectory(tmp_path), FakeClock())
+    again.load()
+    assert len(registry.decode((tmp_path / FILE).read_bytes())) == 500
+    assert again.entry("queue-7").paused is Paused.ALL
+    kept.close()
+
+
+def test_a_file_that_others_removed_is_written_anew(tmp_path: Path) -> None:
+    """With all that is set."""
+    directory = DiskDirectory(tmp_path)
+    kept = QueueRegistry(directory, FakeClock())
+    for name in ("first", "second", "third"):
+        kept.put(name, READS)
+        (tmp_path / FILE).unlink(missing_ok=True)
+        directory.recheck({FILE})
+        assert failures(kept) == [None]
+    kept.close()
+    assert set(registry.decode((tmp_path / FILE).read_bytes())) == {"first", "second", "third"}
+
+
 def test_a_link_is_not_followed_but_set_aside(tmp_path: Path) -> None:
     """It could lead anywhere."""
     outside = tmp_path / "outside"
@@ -190,7 +269,7 @@ def test_a_deleted_queue_is_forgotten_before_its_deletion_is_told(tmp_path: Path
     assert (told, str(spool.queue().paused)) == ([], "")
     assert worker.step()
     assert told == [None]
-    assert b"jobs" not in (tmp_path / FILE).read_bytes()
+    assert registry.decode((tmp_path / FILE).read_bytes()) == {}
     spool.close()
 
 

@@ -210,6 +210,7 @@ def test_a_queue_is_paused_until_it_is_resumed(tmp_path: Path) -> None:
         assert queues.resume("jobs", "reads")
         item = queues.queue("jobs").remove()
         assert (item and item.data) == b"x"
+    with QueueCollection(tmp_path) as queues:
         (tmp_path / "~~queues~~new").mkdir()
         with pytest.raises(JournalError, match="could not be saved"):
             queues.resume("jobs")
