@@ -210,6 +210,7 @@ class QueueCollection:
                 config.max_memory_size,
                 self._clock,
                 pace,
+                keep=config.keep_replaced_journals,
                 dialect=config.journal_dialect,
             )
         except (JournalError, OSError) as error:

@@ -28,8 +28,9 @@ runs in the worker, while the queue continues in the new file. One thing is done
     Waiting    for the time at which a failed step is tried again
 
 With `keep_replaced_journals`, upkeep goes from Placing to Idle, and to Clearing when the time of
-the old files is over. Meanwhile the journal is rotated and packed as ever, and the next replacement
-may replace the new file of the last one, which is then an old file, too.
+the old files is over, also if a start comes before that. Meanwhile the journal is rotated and
+packed as ever, and the next replacement may replace the new file of the last one, which is then an
+old file, too.
 
 `_failed` is the one place that handles a failed step, whatever the reason: a full disk, too many
 open files, a queue path that went away, files that cannot be read. The queue never fails because of
@@ -368,6 +369,10 @@ class Upkeep:
         # Files that were replaced and are still there, the oldest first. The last new file gets its
         # final name when they are all gone: until then it replaces them.
         self._replaced: tuple[Replaced, ...] = ()
+        if journal.kept:
+            replacement = Replacement(journal.directory, journal.queue, journal.kept)
+            at = clock.monotonic() - journal.kept_for
+            self._replaced = (Replaced(replacement, at, cures=False),)
         self.state: State = Idle()
         self.delayed: DelayedItems[Any] | None = None
         self.attend_at = self.attend_empty_at = 0

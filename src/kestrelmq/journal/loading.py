@@ -27,6 +27,7 @@ from kestrelmq.journal.names import (
     QueueFiles,
     later_timestamp,
     newest_timestamp,
+    parse_name,
     rotated_name,
     temporary_name,
 )
@@ -109,6 +110,7 @@ def load_with_delayed(
     clock: Clock,
     pace: Pace | None = None,
     *,
+    keep: float = 0.0,
     dialect: Dialect | None = None,
 ) -> tuple[LoadedQueue, LoadedDelayed | JournalError | OSError | None]:
     """Replay the files of one queue and those of its delayed items; arguments as for `load_queue`.
@@ -123,13 +125,20 @@ def load_with_delayed(
 
     def load(delayed: ItemsByXid = NONE_DELAYED) -> LoadedQueue:
         return load_queue(
-            directory, queue_files, memory_limit, clock, pace, delayed=delayed, dialect=dialect
+            directory,
+            queue_files,
+            memory_limit,
+            clock,
+            pace,
+            keep=keep,
+            delayed=delayed,
+            dialect=dialect,
         )
 
     if queue_files.delayed is None:
         return load(), None
     try:
-        stored = load_queue(directory, queue_files.delayed, None, clock, pace)
+        stored = load_queue(directory, queue_files.delayed, None, clock, pace, keep=keep)
     except (JournalError, OSError) as error:
         return load(), error
     state = stored.state
@@ -157,6 +166,7 @@ def load_queue(
     clock: Clock,
     pace: Pace | None = None,
     *,
+    keep: float = 0.0,
     delayed: ItemsByXid = NONE_DELAYED,
     dialect: Dialect | None = None,
 ) -> LoadedQueue:
@@ -169,6 +179,7 @@ def load_queue(
         clock: tells the time.
         pace: for loading beside queues that serve. An exception that it raises ends the loading,
             and the queue can be loaded again later.
+        keep: how long files that a pack has replaced stay on disk (seconds).
         delayed: as for `Replay`.
         dialect: the one that is to be written; None for that of the current file.
 
@@ -176,6 +187,7 @@ def load_queue(
         DamagedJournal: a file has bytes that are not a record; the error names the file.
         OSError: a file could not be read, or a clean-up failed.
     """
+    queue_files, kept, kept_for = _without_kept(directory, queue_files, keep)
     clean_up(directory, queue_files)
     state = Replay(
         memory_limit,
@@ -218,6 +230,7 @@ def load_queue(
             state.behind.close()
         raise
     journal = FileJournal(directory, queue_files.queue, sizes, clock, found=found)
+    journal.kept, journal.kept_for = kept, kept_for
     return LoadedQueue(state, journal, age.created)
 
 
@@ -308,6 +321,35 @@ class _Progress:
             where = path / self._queue_files.queue
             log.info("loading %s: %d of %d MiB", where, done, total)
         return self._pace is not None and self._pace()
+
+
+def _without_kept(
+    directory: Directory, files: QueueFiles, keep: float
+) -> tuple[QueueFiles, tuple[str, ...], float]:
+    """Let files that a pack has replaced stay for `keep` seconds, for those who follow them.
+
+    No clock that is wrong now may end that time early, so it is counted from when the pack was
+    written to when the queue was last written. While nothing is written, the files stay.
+
+    Returns:
+        What else is to be cleaned up, the names of these files, and how long they were kept so far.
+        The last of them has the final name of the pack, which keeps its name until it is gone.
+
+    Raises:
+        OSError: a file is not there any more.
+    """
+    old = tuple(name for name in files.dead if parse_name(name) is not None)
+    if not (keep and old):
+        return files, (), 0.0
+    (pack, final), *_ = files.rename
+    written, last = ((directory.path / name).lstat().st_mtime for name in (pack, files.present[-1]))
+    kept_for = max(0.0, last - written)
+    if kept_for >= keep:
+        return files, (), 0.0
+    dead = tuple(name for name in files.dead if name not in old)
+    rotated = files.present[: len(files.rotated)]
+    others = files._replace(rotated=rotated, dead=dead, rename=())
+    return others, (*(name for name in old if name != final), final), kept_for
 
 
 def clean_up(directory: Directory, queue_files: QueueFiles) -> None:

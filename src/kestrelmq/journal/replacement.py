@@ -425,7 +425,7 @@ class Replacement:
         directory: Directory,
         queue: str,
         files: Sequence[str],
-        source: ContentSource,
+        source: ContentSource = _NOTHING,
         before: Callable[[], None] | None = None,
     ) -> None:
         """Describe a replacement; `place` and `clear` carry it out.
@@ -434,7 +434,7 @@ class Replacement:
             directory: the queue path.
             queue: the queue's name.
             files: the rotated files to replace, in order.
-            source: what to write.
+            source: what to write; needless if the new file is in place.
             before: called once the new file is written, before it replaces anything.
         """
         parsed = parse_name(files[-1])

@@ -87,6 +87,9 @@ class FileJournal:
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
         is_ending: whether the journal is being removed, so that no other file may be begun.
+        kept: files that the first one, a pack, had replaced before the start, and that are still
+            there for those who follow them; the last has the final name of the pack.
+        kept_for: how long they have been kept so far (seconds).
         is_torn: whether a failed write was cut off the current file, which takes no more: the next
             records go to a new file, see `append`.
         follower: told when the names of the files change.
@@ -114,6 +117,8 @@ class FileJournal:
         "follower",
         "is_ending",
         "is_torn",
+        "kept",
+        "kept_for",
         "queue",
         "rewrites",
         "rotated_ahead",
@@ -147,6 +152,8 @@ class FileJournal:
         self._clock = clock
         self.after = after
         self.is_ending = False
+        self.kept: tuple[str, ...] = ()
+        self.kept_for = 0.0
         self.queue = queue
         self.sizes = rotated
         self.size = sum(rotated.values())

@@ -86,6 +86,7 @@ def open_queue(
             files,
             config.max_memory_size,
             clock,
+            keep=config.keep_replaced_journals,
             dialect=config.journal_dialect,
         )
         queue = Queue(

@@ -590,7 +590,7 @@ def churn_up_to(collection: QueueCollection, queue: Queue, count: int) -> None:
 
 
 def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
-    """For as long as the settings say, beside the packs; a start in between removes them."""
+    """For as long as the settings say, beside the packs; a start without that removes them."""
     path = tmp_path / "queues"
     with keeping_queues(path) as (collection, clock):
         queue = collection.obtain("jobs")
@@ -615,6 +615,40 @@ def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
     with queues(path) as again:
         assert not packs(path)
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"waits"]
+
+
+@pytest.mark.parametrize(("written", "left"), [(4, 6), (-5, 10), (9.5, 0.5), (10, 0)])
+def test_replaced_files_stay_over_a_start(tmp_path: Path, written: float, left: float) -> None:
+    """For the rest of their time, as far as the files tell it; what a crash left does not."""
+    with keeping_queues(tmp_path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        queue.add(b"waits")
+        churn_up_to(collection, queue, 2)
+        kept = on_disk(tmp_path)
+    newest = packs(tmp_path)[-1]
+    for name, at in ((newest, 1000.0), ("jobs", 1000.0 + written)):
+        os.utime(tmp_path / name, (at, at))
+    (tmp_path / "jobs~~next-5").touch()
+    with keeping_queues(tmp_path) as (collection, clock):
+        queue = collection.obtain("jobs")
+        collection.tick()
+        if left:
+            assert on_disk(tmp_path) == kept
+            clock.advance(left - 0.1)
+            collection.tick()
+            assert on_disk(tmp_path) == kept
+            clock.advance(0.2)
+            collection.tick()
+        journal = queue.journal
+        assert isinstance(journal, FileJournal)
+        assert not packs(tmp_path)
+        assert sorted(on_disk(tmp_path)) == sorted(journal.files)
+        assert journal.size == sum(on_disk(tmp_path).values())
+        churn_up_to(collection, queue, 1)
+        found = [item_data(one) for one in queue.browse(9)]
+    with queues(tmp_path) as again:
+        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == found
+        assert len(found) == 1
 
 
 def test_the_newest_pack_drops_its_name_when_all_is_gone_that_it_replaces(tmp_path: Path) -> None:
