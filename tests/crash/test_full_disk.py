@@ -1,21 +1,26 @@
 """The real server on a disk that fills up: errors to clients, nothing lost, and it heals."""
 
+import json
 import os
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kestrelmq.journal.files import file_size
 from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
 from tests.support.limits import largest_file
+from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
 pytestmark = pytest.mark.compiled
 
 SIZE = 2 << 20
 CONFIG = """
+min_free_disk = "none"
 [default]
 max_memory_size = "200 KiB"
 default_journal_size = "100 KiB"
@@ -218,3 +223,77 @@ def test_a_tag_is_not_done_if_that_cannot_be_written(tmp_path: Path) -> None:
                 assert b"File too large" in wire.until(line_end)
                 assert b"File too large" in wire.until(line_end)
             assert wire.ask_until(reserve, end) == first
+
+
+@pytest.mark.parametrize("least", ["none", "300 KiB"])
+def test_an_empty_queue_gives_its_files_back(tmp_path: Path, small_disk: Path, least: str) -> None:
+    """When it is flushed, or the disk is short; until then it fails, and everybody is told."""
+    config = CONFIG.replace("none", least).replace("100 KiB", "16 MiB")
+    (small_disk / "~~crumb").write_bytes(bytes(16 << 10))
+    with running_server(tmp_path, config=config) as server:
+        wire = Wire(server.ports["memcache"])
+        stored, refused = _fill(wire, b"a")
+        assert refused
+        (small_disk / "~~crumb").unlink()
+        until(lambda: health(server, "failing", "work"))
+        assert wire.ask(b"flush work\r\n") == b"END"
+        assert health(server, "failing", "work")
+        until(lambda: journals(small_disk, "work") < 5000)
+        more: list[bytes] = []
+
+        def is_taken() -> bool:
+            more.extend(_fill(wire, b"b", most=1)[0])
+            return bool(more)
+
+        until(is_taken)
+        until(lambda: not health(server, "failing", "work"))
+        wire.close()
+        server.kill9()
+        server.start()
+        assert drain(server.ports["memcache"]) == more
+        assert len(stored) > 100
+
+
+def test_a_short_disk_refuses_adds_and_serves_readers(tmp_path: Path, small_disk: Path) -> None:
+    """A queue that is drained gives its files back; one without a journal takes items."""
+    config = CONFIG.replace("none", "600 KiB") + "[queues.fleeting]\nkeep_journal = false\n"
+    with running_server(tmp_path, config=config) as server, wires.Wire(server) as wire:
+        for number in range(100):
+            wires.put(wire, "jobs", f"{number} " + "x" * 1000)
+        wires.put(wire, "other", "y")
+        (small_disk / "~~more").write_bytes(bytes(SIZE // 2 - (700 << 10)))
+        until(lambda: health(server, "disk", None))
+        assert b"min_free_disk" in wire.ask_until(b"set jobs 0 0 1\r\nx\r\n", b"\r\n")
+        assert b"min_free_disk" in wire.ask_until(b"set jobs/delay=9 0 0 1\r\nx\r\n", b"\r\n")
+        wires.put(wire, "fleeting", "z")
+        for _ in range(100):
+            wire.ask_until(b"get jobs\r\n", b"END\r\n")
+        until(lambda: journals(small_disk, "jobs") < 5000)
+        wire.ask(b"get other\r\n", wires.value("other", "y") + b"END\r\n")
+        assert health(server, "failing", "jobs")
+        assert not health(server, "failing", "other")
+        metrics = get(server, "/metrics")
+        assert 'kestrelmq_queue_failing{queue="jobs"} 1' in metrics
+        assert 'kestrelmq_queue_refusals_total{queue="jobs",reason="disk"} 2' in metrics
+        (small_disk / "~~more").unlink()
+        until(lambda: not health(server, "disk", None))
+        assert health(server, "failing", "jobs")
+        wires.put(wire, "jobs", "x")
+        assert not health(server, "failing", "jobs")
+
+
+def get(server: ServerProcess, path: str) -> str:
+    """Return what the admin service answers."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.ports['admin']}{path}") as reply:
+        return str(reply.read().decode())
+
+
+def health(server: ServerProcess, kind: str, queue: str | None) -> bool:
+    """Whether `/health` lists a problem of this kind."""
+    problems = json.loads(get(server, "/health"))["problems"]
+    return any((one["kind"], one["queue"]) == (kind, queue) for one in problems)
+
+
+def journals(path: Path, queue: str) -> int:
+    """Return how many bytes the journal of a queue has."""
+    return sum(file_size(str(one)) for one in path.iterdir() if one.name.split(".")[0] == queue)

@@ -11,12 +11,14 @@ from typing import Any, Final, Literal
 
 from kestrelmq.admin.slices import slices
 from kestrelmq.engine.loading_queues import still_loading
+from kestrelmq.engine.queue import NO_ROOM
 from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 
-ProblemKind = Literal["status", "queue_path", "loading", "damaged", "failing"]
-"""status: it forbids reads and writes · queue_path: it was lost · loading: a queue is not loaded
+ProblemKind = Literal["status", "queue_path", "disk", "loading", "damaged", "failing"]
+"""status: it forbids reads and writes · queue_path: it was lost · disk: it has too little room,
+and adds are refused · loading: a queue is not loaded
 yet · damaged: a queue must be repaired · failing: a queue's journal cannot be written."""
 
 _NOT_READY: Final = frozenset({"status", "queue_path", "loading"})
@@ -109,6 +111,8 @@ async def health_of(context: ServerContext) -> Health:
         health.add([Problem("status", None, f"the status is {health.status}")])
     if collection.guard.lost is not None:
         health.add([Problem("queue_path", None, collection.guard.lost)])
+    if collection.commits.is_disk_short:
+        health.add([Problem("disk", None, NO_ROOM)])
     loading = list(collection.loading)
     names = await _first_names(loading)
     health.add([Problem("loading", name, still_loading(name)) for name in names], len(loading))

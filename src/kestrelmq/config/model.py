@@ -50,6 +50,7 @@ from kestrelmq.config.values import (
     QueueName,
     Size,
     SizeLimit,
+    SizeOrOff,
     SocketPath,
     SyncPeriod,
     Tokens,
@@ -230,6 +231,9 @@ class ServerConfig(_Settings):
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals; if not set, `$XDG_STATE_HOME/kestrelmq` or
     `~/.local/state/kestrelmq`."""
+    min_free_disk: SizeOrOff = 64 * 1024**2
+    """With less room than this on the disk of the queue path, adding to a queue with a journal is
+    refused; reading goes on."""
     expiration_timer_frequency: OptionalPeriod = 1.0
     """How often a background sweep looks for expired items and queues; None is never."""
     client_timeout: OptionalPeriod = None

@@ -273,6 +273,12 @@ CHOICE: Final = ValueKind()
 """The kind of a setting whose value is one of the words of its `Literal`."""
 
 Size = Annotated[int, _SIZE.described("Bytes, or text such as '16 MiB'.", *_TEXT_OR_INTEGER)]
+SizeOrOff = Annotated[
+    int,
+    _SIZE.or_none("none", meant=0).described(
+        "Bytes, or text such as '16 MiB'; 0 or 'none' is not at all.", *_TEXT_OR_INTEGER
+    ),
+]
 SizeLimit = Annotated[
     int | None,
     _SIZE.or_none(*OFF_WORDS, written="unlimited").described(

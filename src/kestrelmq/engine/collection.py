@@ -184,6 +184,25 @@ class QueueCollection:
                     if isinstance(one.journal, FileJournal):
                         self.commits.failures[one] = failure
 
+    def look_at_disk(self) -> None:
+        """Refuse adds, or take them again, by what `disk_space` has read last."""
+        space, least = self.disk_space, self.config.min_free_disk
+        is_short = bool(space.total) and space.free < least
+        if is_short == self.commits.is_disk_short:
+            return
+        self.commits.is_disk_short = is_short
+        if is_short:
+            log.error(
+                "the disk of %s has %d bytes free, and min_free_disk is %d: adds are refused",
+                self._directory.path,
+                space.free,
+                least,
+            )
+            if self._changed is not None:  # queues that hold nothing are to give files back
+                self._changed.update(self._everything())
+        else:
+            log.info("the disk of %s has room again: adds are taken", self._directory.path)
+
     def _everything(self) -> list[Queue]:
         return [*self.queues.values(), *self._masked.values()]
 

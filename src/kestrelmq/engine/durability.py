@@ -178,6 +178,7 @@ class GroupCommit:
         syncs: schedules the syncs of what was written.
         deadlines: which queues have something to do at some time.
         on_timer_needed: called when something has to happen later; see `needs_timer`.
+        is_disk_short: whether adds are to be refused because the disk has too little room.
         new_files: how many names for new files the queues have asked for; it numbers those.
         worker: runs long work on the journals.
     """
@@ -190,6 +191,7 @@ class GroupCommit:
         "deadlines",
         "dirty",
         "failures",
+        "is_disk_short",
         "new_files",
         "on_timer_needed",
         "syncs",
@@ -205,6 +207,7 @@ class GroupCommit:
         self._writer: Worker | None = None
         self._records: list[bytes] = []
         self._joined = b""
+        self.is_disk_short = False
         self.new_files = 0
         self.dirty: list[Committable] = []
         self._followers: list[set[Committable]] = []

@@ -15,6 +15,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 """
 
 import contextlib
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -131,6 +132,9 @@ MAX_TAGS: Final = 10_000
 """Most tags of a queue that are open or done."""
 MAX_TAG_NAMES: Final = 10_000
 """Most names of which a queue remembers the last retired epoch."""
+
+NO_ROOM: Final = "the disk has less room than min_free_disk, so nothing is added"
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 log = get_logger(__name__)
 
@@ -494,8 +498,14 @@ class Queue(Committable):
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last attempt to write a journal of the queue failed."""
-        return any(queue.failure is not None for queue in self.with_companion)
+        """Whether the last attempt to write a journal of the queue failed, or it `lacks_room`."""
+        return self.lacks_room or any(queue.failure is not None for queue in self.with_companion)
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether an add was refused for want of disk space, and none succeeded since."""
+        no_room = self.refusals.no_room
+        return no_room is not None and no_room[1] == self.backlog.total_items
 
     @property
     def problem(self) -> str | None:
@@ -503,6 +513,8 @@ class Queue(Committable):
         failures = [
             str(queue.failure) for queue in self.with_companion if queue.failure is not None
         ]
+        if self.lacks_room and self.refusals.no_room is not None:
+            failures.append(f"queue {self.name}: {self.refusals.no_room[0]}")
         return failures[0] if failures else self.delayed_damage
 
     def is_held(self, xid: int) -> bool:
@@ -531,7 +543,7 @@ class Queue(Committable):
             False if this queue refused the item: the queue is full, or the item is too large.
 
         Raises:
-            QueueUnavailable: the queue was closed, or is paused for writes.
+            QueueUnavailable: as `check_writes`, or the queue was closed.
         """
         size = len(data)
         backlog = self.backlog
@@ -540,6 +552,7 @@ class Queue(Committable):
             self._needs_checks
             or expiry
             or self.children
+            or self._commits.is_disk_short
             or (behind is None and backlog.memory_bytes + size > backlog.memory_limit)
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
@@ -600,10 +613,26 @@ class Queue(Committable):
         return is_stored
 
     def check_writes(self) -> None:
-        """Raise QueueUnavailable if the queue is paused for writes."""
+        """Raise QueueUnavailable if the queue is paused for writes, or the disk has no room."""
         if self._limits.writes_paused:
             self.refusals.count("paused")
             raise QueueUnavailable(f"queue {self.name} is paused for writes")
+        if self._is_disk_short:
+            self.refusals.count("disk")
+            self._note_no_room(NO_ROOM)
+            raise QueueUnavailable(f"queue {self.name}: {NO_ROOM}")
+
+    @property
+    def _is_disk_short(self) -> bool:
+        """Whether adds are refused because the disk has too little room, for any journal."""
+        return self._commits.is_disk_short and any(
+            isinstance(one.journal, FileJournal) for one in self.targets
+        )
+
+    def _note_no_room(self, reason: str) -> None:
+        """Take note that an add was refused for want of disk space."""
+        self.refusals.no_room = (reason, self.backlog.total_items)
+        self._commits.note_change(self)
 
     def accept(self, record: bytes, expiry: int = 0) -> bool:
         """Add an item's record, which several queues may share, to this queue only; as `add`."""
@@ -683,7 +712,7 @@ class Queue(Committable):
         """Whether an item of `size` bytes would be accepted now."""
         self._check_usable()
         limits = self._limits
-        if limits.writes_paused or self._is_suspect:
+        if limits.writes_paused or self._is_suspect or self._is_disk_short:
             return False
         if limits.max_item_size is not None and size > limits.max_item_size:
             return False
@@ -1131,7 +1160,9 @@ class Queue(Committable):
     @property
     def can_write_ahead(self) -> bool:
         """Whether an item may be written by `write_ahead` before it is added (`WrittenAhead`)."""
-        return self._takes_files and not self._limits.fanout_only and not self._limits.writes_paused
+        limits = self._limits
+        refuses = limits.fanout_only or limits.writes_paused or self._is_disk_short
+        return self._takes_files and not refuses
 
     @property
     def _takes_files(self) -> bool:
@@ -1249,6 +1280,8 @@ class Queue(Committable):
             self.refusals.failed += 1
             if not isinstance(error, OSError):
                 raise
+            if error.errno in _NO_SPACE:
+                self._note_no_room(str(error))
             raise self._fail(error) from error
         self.failure = None
         if mark is not None:
@@ -2237,9 +2270,12 @@ class Queue(Committable):
                 )
         except BaseException as error:
             # Whatever it is: what stayed collected would never be written.
+            added = self.backlog.total_items
             self._take_back()
             if not isinstance(error, OSError):
                 raise
+            if error.errno in _NO_SPACE and self.backlog.total_items < added:
+                self._note_no_room(str(error))
             return self._fail(error)
         self.failure = None
         if self._is_traced:
@@ -2275,6 +2311,8 @@ class Queue(Committable):
 
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failed `sync` or `write_ahead`."""
+        if error.errno in _NO_SPACE:
+            self._note_no_room(str(error))
         if self._is_suspect:
             self._was_suspect = True
             self._set_needs_checks()
@@ -2470,6 +2508,8 @@ class Queue(Committable):
                 self._commits.note_change(self)
         except OSError as error:
             self._fail(error)
+        if self._commits.is_disk_short:
+            self._upkeep.gives_back = True
         self._upkeep.tick()
 
     # --- flushing, deleting, closing ---
@@ -2511,8 +2551,17 @@ class Queue(Committable):
             self.worker.free(self._flushed.take_pages())
             self._flushed = NO_READS
         self.sync_again()
+        for queue in self.with_companion:
+            queue.give_files_back()
         self.total_flushes += 1
         return count
+
+    def give_files_back(self) -> None:
+        """Let the commit give the journal's files back if the queue holds nothing then."""
+        if self._upkeep is not None:
+            self._upkeep.gives_back = True
+            self._upkeep.attend_empty_at = 0
+            self._commits.dirty.append(self)
 
     def _dropping_retries(self) -> Generator[None, None, int]:
         """Drop the items that are to be flushed and wait for their retry delay; as `flushing`."""

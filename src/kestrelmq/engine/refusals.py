@@ -7,7 +7,7 @@ from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.empty import NOTHING, own
 
 RefusalReason = Literal[
-    "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "failed"
+    "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "disk", "failed"
 ]
 """Why a request was refused; `protocol.stats` has a statistic with the meaning of each."""
 
@@ -22,24 +22,31 @@ class Refusals:
 
     `count` logs them at most once a minute, with how many there were since the last line. Failed
     changes are only added up: the error by which they failed is logged already.
+
+    Attributes:
+        no_room: why the last add for which the disk had no room was refused, and how many had
+            succeeded by then; None if there was none.
     """
 
     __slots__ = (
         "_queue",
         "_since_logged",
         "_throttle",
+        "disk",
         "failed",
         "forbidden",
         "full_bytes",
         "full_items",
         "memory",
+        "no_room",
         "paused",
         "too_large",
     )
 
     def __init__(self, queue: str, clock: Clock) -> None:
         self.too_large = self.full_items = self.full_bytes = self.memory = 0
-        self.paused = self.forbidden = self.failed = 0
+        self.paused = self.forbidden = self.disk = self.failed = 0
+        self.no_room: tuple[str, int] | None = None
         self._queue = queue
         self._since_logged: dict[RefusalReason, int] = NOTHING
         self._throttle = Throttle(clock, LOG_INTERVAL)

@@ -5,7 +5,8 @@
 
     rotate       continue the journal in a new file; done at once
     rewrite      replace all older files by one that holds what is live
-    start empty  the same, when only open reads are left to write
+    start empty  the same, when only open reads are left to write; soon if the queue was flushed, or
+                 the disk has too little room
     pack         in read-behind, replace the files up to a checkpoint by one
 
 Only files that no longer change are replaced, so all but a pack begin with a rotation. Long work
@@ -84,6 +85,8 @@ ROTATION_SYNC_LIMIT: Final = 256 << 10
 INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
+_BLOCK: Final = 4096
+"""Bytes of a block of the disk: about what the shortest file takes of it."""
 _OPEN_READ_OVERHEAD: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that an open read at the start of a file takes besides its item, in either dialect."""
 
@@ -117,6 +120,7 @@ class JournalState:
         current_size: of the current file.
         live: of a file that would hold only the live items and open reads.
         is_empty: whether no item waits.
+        gives_back: whether files of a queue that holds nothing are to go at once.
         read_behind: whether items are on disk only.
         since_rewrite: seconds since the last rewrite began; None before the first.
         packable: of the files up to the newest passed checkpoint.
@@ -128,6 +132,7 @@ class JournalState:
     current_size: int
     live: int
     is_empty: bool = False
+    gives_back: bool = False
     read_behind: bool = False
     since_rewrite: float | None = None
     packable: int = 0
@@ -140,6 +145,7 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
 
     - The queue is empty, its journal is larger than `default_journal_size`, and at least half of
       that is dead: begin a new file.
+    - It is empty, its files are to go at once, and the new one is a block at most: the same.
     - In read-behind, a checkpoint was passed, the files up to it are at least twice as large as
       their pack would be, and packing frees at least an eighth of the journal: pack them.
     - The journal is larger than `max_journal_size`: rewrite it, at most once in each
@@ -162,6 +168,8 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
     """
     dead = state.size - state.live
     if state.is_empty and state.size > config.default_journal_size and 2 * dead >= state.size:
+        return Action.START_EMPTY
+    if state.is_empty and state.gives_back and state.live <= _BLOCK <= dead:
         return Action.START_EMPTY
     freed = state.packable - state.packed
     if state.packable and freed >= state.packed and 8 * freed >= state.size:
@@ -310,6 +318,8 @@ class Upkeep:
         attend_empty_at: the same, if no item waits.
         state: what is being done.
         delayed: the queue's delayed items, if there ever were any.
+        gives_back: whether files of a queue that holds nothing are to go at once: it was flushed,
+            or the disk has too little room.
     """
 
     __slots__ = (
@@ -328,6 +338,7 @@ class Upkeep:
         "attend_at",
         "attend_empty_at",
         "delayed",
+        "gives_back",
         "state",
     )
 
@@ -375,6 +386,7 @@ class Upkeep:
             self._replaced = (Replaced(replacement, at, cures=False),)
         self.state: State = Idle()
         self.delayed: DelayedItems[Any] | None = None
+        self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
 
@@ -456,6 +468,7 @@ class Upkeep:
             journal.suspect
             or self._is_removal_due
             or self._is_trim_due
+            or (self.gives_back and not len(self._backlog) and journal.size >= _BLOCK)
             or journal.size > min(self.attend_at, self.attend_empty_at)
         )
 
@@ -484,6 +497,7 @@ class Upkeep:
                 self._rewrite()
             return
         action = decide(self._journal_state(), self._config)
+        self.gives_back &= action is Action.START_EMPTY
         if action in _ROTATES and not self._may_rotate():
             return
         match action:
@@ -517,6 +531,7 @@ class Upkeep:
             current_size=journal.current_size,
             live=reads + backlog.size + ADDX_HEADER * len(backlog),
             is_empty=not len(backlog),
+            gives_back=self.gives_back,
             read_behind=backlog.behind is not None,
             since_rewrite=since,
             packable=packable,
@@ -577,6 +592,7 @@ class Upkeep:
 
     def _start_empty(self) -> None:
         if self._rotate() is not None:
+            self._journal.rewrites += 1
             self._replace_all(self._memory_source(()), cures=False)
 
     def _rewrite(self) -> None:
@@ -703,6 +719,7 @@ class Upkeep:
             self._failed("replaced", error, state if work.replacement.is_placed else Idle())
             return
         work.replacement.forget_contents()
+        self.gives_back = False
         cures = isinstance(work, Rewrite) and work.cures
         replaced = Replaced(work.replacement, self._clock.monotonic(), cures)
         self._replaced = (*self._replaced, replaced)

@@ -153,6 +153,8 @@ QUEUE_STATS: Final = (
     Statistic("refused_forbidden", "counter", "",
               "adds and reads refused: allowed_client_ids_* do not name the client",
               "refusals.forbidden", _REFUSALS, "forbidden", shown="admin"),
+    Statistic("refused_disk", "counter", "", "items refused: less than min_free_disk was free",
+              "refusals.disk", _REFUSALS, "disk", shown="admin"),
     Statistic("refused_failed", "counter", "",
               "changes undone because the journal could not be written",
               "refusals.failed", _REFUSALS, "failed", shown="admin"),
@@ -178,7 +180,9 @@ QUEUE_STATS: Final = (
               "reads_paused", Metric("queue_reads_paused"), shown="metrics"),
     Statistic("writes_paused", "flag", "", "1 while writes are paused",
               "writes_paused", Metric("queue_writes_paused"), shown="metrics"),
-    Statistic("failing", "flag", "", "1 while the queue's journal cannot be written",
+    Statistic("failing", "flag", "",
+              "1 while the queue's journal cannot be written; after an add for which the disk had "
+              "no room, until one succeeds",
               "is_failing", Metric("queue_failing"), shown="metrics"),
 )
 """The statistics of a queue, in the order of `stats`."""

@@ -62,7 +62,7 @@ _FULL_COLLECTION_THRESHOLD: Final = 1000
 """The garbage collector's third threshold: collections of the middle generation before one of all
 objects. There are a few of them a second."""
 _COLLECTIONS_PER_UPKEEP: Final = 4
-_DISK_PERIOD: Final = 5.0
+_DISK_PERIOD: Final = 1.0
 """Seconds between looks at how much room there is on the disk."""
 _UPKEEP_PERIOD: Final = 1.0
 """Seconds between checks of the journals of idle queues."""
@@ -194,6 +194,7 @@ class Server:
 
     async def _serve_clients(self, context: ServerContext, loaded: asyncio.Event) -> None:
         self._collection.disk_space.read()
+        self._collection.look_at_disk()
         self._bind(context)
         await self._open_services(context)
         warn_if_open(self._config)
@@ -384,6 +385,7 @@ class Server:
             await asyncio.sleep(_DISK_PERIOD)
             with suppress(NoThread):  # the numbers stay as they are
                 await in_thread(self._collection.disk_space.read)
+            self._collection.look_at_disk()
 
     def _memory_return(self, trim: Callable[[int], int]) -> MemoryReturn:
         turns = self._turns

@@ -117,6 +117,7 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "admin_tokens": (),
         "allow_remote_admin": False,
         "queue_path": tmp_path / "kestrelmq",
+        "min_free_disk": 64 << 20,
         "expiration_timer_frequency": 1.0,
         "client_timeout": None,
         "max_open_transactions": 1,

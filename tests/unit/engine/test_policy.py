@@ -34,6 +34,11 @@ def state(size: int, live: int = 0, **others: object) -> JournalState:
         (state(17, 8, is_empty=True), Action.START_EMPTY),
         (state(17, 9, is_empty=True), Action.NOTHING),
         (state(1025, 900, is_empty=True), Action.NOTHING),
+        (state(1, is_empty=True, gives_back=True), Action.START_EMPTY),
+        (state(1, gives_back=True), Action.NOTHING),
+        (state(2, 1, is_empty=True, gives_back=True), Action.NOTHING),
+        (JournalState(4096, 0, 0, is_empty=True, gives_back=True), Action.START_EMPTY),
+        (JournalState(4095, 0, 0, is_empty=True, gives_back=True), Action.NOTHING),
     ],
 )
 def test_an_empty_queue_begins_a_new_file_beyond_the_default_size(

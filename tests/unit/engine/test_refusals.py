@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.config import QueueConfig
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.refusals import Refusals
+from kestrelmq.errors import QueueUnavailable
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
@@ -97,6 +99,74 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
     spool.add(b"four")
     assert counts(queue.refusals) == {"failed": 2}
     assert spool.items() == [b"one", b"two", b"four"]
+    spool.close()
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["jobs", "jobs+audit"])
+def test_a_short_disk_takes_no_items(tmp_path: Path, name: str) -> None:
+    """They are refused before anything is written, and the queue fails until one is stored."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.queue("jobs+audit")
+    queue = spool.queue(name)
+    spool.add(b"one", b"two", name=name)
+    collection = spool.collection
+    collection.disk_space.total, least = 1 << 30, collection.config.min_free_disk
+    collection.disk_space.free = least - 1
+    collection.look_at_disk()
+    read = queue.open_read()
+    assert read is not None
+    for add in (queue.add, lambda data: queue.add_delayed(data, spool.clock.now() + 1000)):
+        with pytest.raises(QueueUnavailable, match="less room than min_free_disk"):
+            add(b"three")
+    assert not queue.has_room(1)
+    assert not queue.can_write_ahead
+    queue.confirm(read[0])
+    assert not spool.collection.commits.commit()
+    assert (queue.refusals.disk, queue.refusals.failed) == (2, 0)
+    assert "min_free_disk" in str(queue.problem)
+    collection.disk_space.free = least
+    collection.look_at_disk()
+    collection.tick()
+    assert queue.is_failing
+    spool.add(b"three", name=name)
+    assert (queue.is_failing, queue.problem) == (False, None)
+    assert spool.items(name)[-2:] == [b"two", b"three"]
+    spool.close()
+
+
+@pytest.mark.compiled
+def test_a_queue_without_a_journal_needs_no_disk(tmp_path: Path) -> None:
+    """Unless a child has one."""
+    spool = LocalQueues(queue_settings(tmp_path, keep_journal=False))
+    queue = spool.queue()
+    spool.collection.commits.is_disk_short = True
+    assert queue.add(b"one")
+    spool.collection.declare("jobs+audit", QueueConfig(keep_journal=True))
+    with pytest.raises(QueueUnavailable, match="less room than min_free_disk"):
+        queue.add(b"two")
+    spool.close()
+
+
+@pytest.mark.compiled
+def test_a_queue_whose_add_found_no_room_fails_until_one_is_stored(tmp_path: Path) -> None:
+    """Though the small records of reads can be written meanwhile."""
+    directory = CrashingDirectory.within(tmp_path)
+    spool = LocalQueues(queue_settings(directory.path), directory)
+    spool.add(b"one", b"two")
+    queue = spool.queue()
+    directory.break_steps("append")
+    queue.add(b"three")
+    assert list(spool.collection.commits.commit()) == [queue]
+    directory.mend()
+    queue.remove()
+    assert not spool.collection.commits.commit()
+    spool.collection.tick()
+    assert (queue.failure, queue.is_failing) == (None, True)
+    assert "No space left" in str(queue.problem)
+    spool.add(b"four")
+    assert (queue.is_failing, queue.problem) == (False, None)
+    assert spool.items() == [b"two", b"four"]
     spool.close()
 
 

@@ -617,6 +617,30 @@ def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
         assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"waits"]
 
 
+def test_an_empty_queue_gives_its_files_back_on_demand(tmp_path: Path) -> None:
+    """When it was flushed, and soon after the disk became short; it is counted as a rewrite."""
+    with queues(tmp_path) as collection:
+        collection.reload(ServerConfig(queue_path=tmp_path))
+        queue = collection.obtain("jobs")
+        for number, short in enumerate((False, True)):
+            queue.add(bytes(8000))
+            commit(collection)
+            if short:
+                queue.remove()
+                commit(collection)
+                collection.tick()
+                assert queue.journal.size > 8000
+                collection.disk_space.total, collection.disk_space.free = 1 << 30, 0
+                collection.look_at_disk()
+                collection.tick()
+            else:
+                queue.flush()
+                commit(collection)
+            assert sum(on_disk(tmp_path).values()) < 100
+            assert queue.journal.rewrites == number + 1
+            assert queue.journal.size == sum(on_disk(tmp_path).values())
+
+
 @pytest.mark.parametrize(("written", "left"), [(4, 6), (-5, 10), (9.5, 0.5), (10, 0)])
 def test_replaced_files_stay_over_a_start(tmp_path: Path, written: float, left: float) -> None:
     """For the rest of their time, as far as the files tell it; what a crash left does not."""
