@@ -918,6 +918,10 @@ class Mover:
         """Add an item and write it."""
         return self._collection.move_to(name, data, deliveries, durable=durable)
 
+    def sync(self, name: str) -> JournalError | None:
+        """Force to disk what was added."""
+        return sync_now(*self._collection.destinations(name))
+
     def prepare(self, name: str, size: int, deliveries: int) -> LargePut | None:
         """Prepare to do so with a large item."""
         return self._collection.prepare_large(name, size, 0, deliveries)

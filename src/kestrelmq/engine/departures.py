@@ -1,6 +1,8 @@
 """The items of a queue that go to another queue by themselves: dead letters, and expired items.
 
     small   added to the other queue and written there; then it is removed here
+    synced  an expired item of a queue that syncs each change: set aside; many are added to the
+            other queue, and synced there at once; then they are removed here
     large   set aside, and written ahead for the other queue, while others are served; then it is
             added there, and removed here
 
@@ -69,6 +71,9 @@ class MoveTo(Protocol):
             deliveries: how often it was handed out.
             durable: whether it must be on disk when this returns.
         """
+
+    def sync(self, name: str) -> JournalError | None:
+        """Force to disk what was added to the queue of that name; return a failure."""
 
     def prepare(self, name: str, size: int, deliveries: int) -> LargeMove | None:
         """Prepare to do so with a large item, of `size` bytes.
@@ -140,7 +145,7 @@ class Departure:
 
     def must_be_durable(self, config: QueueConfig) -> bool:
         """Whether it must be on disk there before it is written here that it has gone."""
-        return self.is_dead and config.sync_journal is not None
+        return config.sync_journal == 0 or (self.is_dead and config.sync_journal is not None)
 
 
 _NONE_LEAVING: Final[set[int]] = set()
@@ -219,7 +224,8 @@ class Departures:
 
     def _bury_now(self, origin: Origin, record: bytes, departure: Departure) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""
-        problem = self._move(origin, departure, record)
+        durable = departure.must_be_durable(origin.config)
+        problem = self._move(origin, departure, record, durable=durable)
         if problem is None:
             _have_buried(origin, departure, record)
         else:
@@ -262,8 +268,9 @@ class Departures:
         backlog, target = origin.backlog, origin.config.expire_to_queue
         record = backlog.take()
         is_large = target is not None and self._is_large(record)
+        is_synced = target is not None and Departure(target).must_be_durable(origin.config)
         try:
-            has_gone = not is_large and self._expire_now(origin, record)
+            has_gone = not (is_large or is_synced) and self._expire_now(origin, record)
         except BaseException:
             backlog.put_back(record)
             raise
@@ -281,7 +288,7 @@ class Departures:
         return True
 
     def move_aside(self, origin: Origin) -> None:
-        """Try again to move some of the items that are set aside."""
+        """Try to move some of the items that are set aside."""
         reads, target = origin.reads, origin.config.expire_to_queue
         moved = []
         refused = 0
@@ -302,6 +309,8 @@ class Departures:
                 refused += 1
                 if refused == _MAX_REFUSALS:
                     break
+        if moved and not self._are_durable(origin, target):
+            return
         for xid in moved:
             origin.confirm(xid)
         try:
@@ -319,10 +328,20 @@ class Departures:
         target = origin.config.expire_to_queue
         if target is None or self._move_to is None:
             return True
-        problem = self._move(origin, Departure(target), record)
+        problem = self._move(origin, Departure(target), record, durable=False)
         if problem is not None:
             self._log_set_aside(origin, target, problem)
         return problem is None
+
+    def _are_durable(self, origin: Origin, target: str | None) -> bool:
+        """Sync the items that `target` just got, if they must be; return False if that fails."""
+        if target is None or not Departure(target).must_be_durable(origin.config):
+            return True
+        assert self._move_to is not None  # noqa: S101 # it has moved them
+        failure = self._move_to.sync(target)
+        if failure is not None:
+            self._log_set_aside(origin, target, str(failure))
+        return failure is None
 
     def _begin_expiring(self, origin: Origin, xid: int, record: bytes, target: str) -> None:
         """Begin to move a large item that is set aside because it expired."""
@@ -343,13 +362,14 @@ class Departures:
 
     # --- small items ---
 
-    def _move(self, origin: Origin, departure: Departure, record: bytes) -> str | None:
+    def _move(
+        self, origin: Origin, departure: Departure, record: bytes, *, durable: bool
+    ) -> str | None:
         """Add an item to another queue; return why that cannot be done now."""
         if self._move_to is None:
             return "there is no other queue"
         if origin.failure is not None:
             return _UNWRITABLE
-        durable = departure.must_be_durable(origin.config)
         self.is_moving = True
         try:
             if self._move_to(

@@ -1,9 +1,9 @@
 """Moving items from the head of one queue to another, and copying them, a slice at a time.
 
 A slice: add each item to the target, as a client would, and open a read of it in the source, so
-that no reader gets it. Write the target, and wait until that is as durable as its settings ask for.
-Then confirm the reads. So a crash leaves an item in the source, in the target, or in both, but
-never in neither. Reads that were not confirmed are given back.
+that no reader gets it. Write the target, and wait until that is as durable as the settings of both
+ask for. Then confirm the reads. So a crash leaves an item in the source, in the target, or in both,
+but never in neither. Reads that were not confirmed are given back.
 
 The first item that the target refuses ends the move, and stays at the head of the source.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from kestrelmq.clock import no_pause
+from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Job
@@ -148,6 +148,22 @@ class Target:
             queue.write_now()
         return queues
 
+    def syncing(self) -> Generator[Job, None, None]:
+        """Yield jobs that sync what was written, where the target's own settings do not; run them.
+
+        If a job raises an OSError, throw it into this. Raises JournalError then.
+        """
+        for queue in self._collection.destinations(self._name):
+            if queue.config.sync_journal != 0:
+                try:
+                    yield partial(_sync, queue)
+                except OSError as error:
+                    raise queue.failed(error) from error
+
+
+def _sync(queue: Queue, _pause: Pause) -> None:
+    queue.sync()
+
 
 class Move:
     """One move.
@@ -200,6 +216,8 @@ class Move:
                         break
                     self._source.hold_back(held)
                 yield self._target.write()
+                if self._source.config.sync_journal == 0:
+                    yield from self._target.syncing()
                 for xid in held:
                     self._source.confirm(xid)
                 self._source.write_now()

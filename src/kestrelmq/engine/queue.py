@@ -2133,6 +2133,8 @@ class Queue(Committable):
                 self._is_blocked = True
                 break
             count += 1
+        if count and self._sync_period == 0 and self.reads.aside:
+            self._departures.move_aside(self)
         return count
 
     def _is_expired(self, record: bytes, now: int) -> bool:

@@ -111,6 +111,7 @@ class FileJournal:
         "_lock",
         "_name",
         "_names_changed",
+        "_names_synced",
         "_synced",
         "after",
         "directory",
@@ -168,7 +169,8 @@ class FileJournal:
         self._name = queue
         # Bytes of the current file that are on disk for certain.
         self._synced = 0
-        self._names_changed = False
+        # How often names of files changed, and how many of these changes are on disk.
+        self._names_changed = self._names_synced = 0
         # Guards the current file, how much of it is synced, and the names; held only for a moment.
         self._lock = Lock()
 
@@ -191,7 +193,7 @@ class FileJournal:
         """Open the current file; it is created if it does not exist. Raises OSError."""
         self._current = self.directory.append_to(self._name, self._found)
         self._found = None
-        self._names_changed = True
+        self._names_changed += 1
         self.size += self._current.size
 
     def _opened(self) -> AppendFile:
@@ -263,16 +265,17 @@ class FileJournal:
         `suspect`.
         """
         with self._lock:
-            names_changed, self._names_changed = self._names_changed, False
+            names_changed = self._names_changed
         if self.suspect:
             raise OSError(_SUSPECT)
         try:
             self.sync_current()
-            if names_changed:
+            if names_changed != self._names_synced:
                 self.directory.sync()
         except OSError:
-            self.suspect = self._names_changed = True
+            self.suspect = True
             raise
+        self._names_synced = names_changed
         self.syncs += 1
 
     @property
@@ -412,7 +415,7 @@ class FileJournal:
         new.renamed(self.queue)
         self.directory.crash_point("rotate: new file named")
         with self._lock:
-            self._names_changed = True
+            self._names_changed += 1
             self.sizes[rotated] = current.size
             self._current = new
             self._synced = new.size  # that is what `write_ahead` wrote
@@ -481,7 +484,7 @@ class FileJournal:
             with contextlib.suppress(FileNotFoundError):
                 self.directory.rename(self._name, rotated)
             self._current_renamed(current, rotated)
-            self._names_changed = True
+            self._names_changed += 1
             self.directory.crash_point("delete: current file renamed")
         newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
         self.is_ending = True

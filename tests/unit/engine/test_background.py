@@ -346,6 +346,9 @@ def failing_queue(error: Exception) -> Queue:
         def __call__(self, *_: object, **__: object) -> bool:
             raise error
 
+        def sync(self, *_: object, **__: object) -> JournalError | None:
+            raise error
+
         def prepare(self, *_: object, **__: object) -> LargeMove | None:
             raise error
 

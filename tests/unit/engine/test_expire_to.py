@@ -266,6 +266,25 @@ def test_a_sweep_waits_for_no_sync(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_many_are_synced_at_once_where_each_change_is(tmp_path: Path) -> None:
+    """Before they leave; if that fails they stay, set aside."""
+    disk = CrashingDirectory.within(tmp_path)
+    jobs = QueueConfig(expire_to_queue=LATER, sync_journal=0)
+    spool = LocalQueues(ServerConfig(queue_path=disk.path, queues={"jobs": jobs}), disk)
+    queue, journal = spool.queue(), spool.queue(LATER).journal
+    spool.add(*[b"old"] * 20, expiry=spool.clock.now() + 1000)
+    spool.clock.advance(1)
+    assert (spool.take(), queue.expired_items, queue.set_aside) == (None, 20, 0)
+    assert (spool.items(LATER), journal.syncs) == ([b"old"] * 20, 1)
+    spool.add(b"kept", expiry=spool.clock.now() + 1000)
+    disk.fail = lambda point: point.startswith("sync") and LATER in point
+    spool.clock.advance(1)
+    spool.collection.sweep()
+    assert (queue.expired_items, queue.set_aside, len(queue.open)) == (20, 1, 1)
+    disk.mend()
+    spool.close()
+
+
 def test_one_that_could_not_be_forgotten_is_not_moved_again_and_again(tmp_path: Path) -> None:
     """It is in the target once; and once more when the disk works, for nobody knows better."""
     disk = CrashingDirectory.within(tmp_path)
