@@ -303,13 +303,16 @@ dead_letter_queue = "failed"
             panel.get_by_role("link", name="failed").click()
             expect(panel).to_contain_text("The dead letters of these queues come here.")
             console.picture("dead-letter-queue")
-            panel.get_by_role("button", name="Redrive failed to orders").click()
+            expect(console.page.locator(".facts").first).to_contain_text(
+                "from orders, 1 delivery, "
+            )
+            expect(console.page.locator(".facts").first).to_contain_text("ago: it was released")
+            panel.get_by_role("button", name="Redrive failed").click()
             dialog = console.page.get_by_role("dialog", name="Redrive failed?")
-            expect(dialog).to_contain_text("3 items of failed will be added to orders.")
-            expect(dialog).to_contain_text("what came from 1 other queue")
-            console.confirm("Redrive to orders")
-            console.expect_toast("3 items of failed moved to orders.")
-            button = panel.get_by_role("button", name="Redrive failed to orders")
+            expect(dialog).to_contain_text("3 items of failed will be added to the queues")
+            console.confirm("Redrive failed")
+            console.expect_toast("3 items of failed moved back.")
+            button = panel.get_by_role("button", name="Redrive failed")
             expect(button).to_be_disabled()
             with console.client() as client:
                 assert {queue.name: queue.items for queue in client.queues()}["orders"] == 12

@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 
 from kestrelmq.journal.writer import Dialect
+from tests.admin.conftest import Admin
 from tests.integration.test_memcache_reserve import Item, ask, found, reserve
 from tests.support.patience import until
 from tests.support.readings import opcodes, replayed
@@ -49,7 +50,7 @@ OPEN: Final = ("opened", "tagged-1", "tagged-2", "owned", "free", "held back")
 """Items of reads that are open at the end, by xid."""
 WAITING: Final = ("retired", "uncounted", "twice", "marked", "joined", "joined, too")
 """Items that wait behind them."""
-NOTES: Final = {1, 2, 3, 4, 16, 17, 18, 19, 32, 33}
+NOTES: Final = {1, 2, 3, 4, 5, 16, 17, 18, 19, 32, 33}
 """The kinds of notes in the golden files of a dialect: all that there are."""
 DEAD: Final = ("bad", "buried") * 2
 LOADED: Final = {
@@ -172,6 +173,9 @@ def check_server(server: ServerProcess, reads: Mapping[str, str]) -> None:
     with Wire(server) as wire:
         for queue in QUEUES:
             check_queue(wire, queue, reads[queue])
+        shown = Admin(server).get("/api/v1/queues/failed/items").json["items"]
+        letters = [(one["dead_letter"]["origin"], one["dead_letter"]["why"]) for one in shown]
+        assert letters == [(queue, "it was released") for queue in QUEUES for _ in range(2)]
         dead = reserve(wire, f"failed 9 lease={LEASE}")
         assert [(one.data, one.deliveries) for one in dead] == [("bad", 4), ("buried", 2)] * 2
         assert stats(wire, "held")["paused"] == "reads"

@@ -140,7 +140,7 @@ def test_who_moved_and_paused(server: ServerProcess) -> None:
         ("memcache", "resume all", "bin"),
         ("memcache", "copy", "bin"),
         ("memcache", "move", "bin"),
-        ("memcache", "move", "bin2"),
+        ("memcache", "redrive", "bin2"),
     ]
 
 

@@ -1,15 +1,18 @@
 """Moving and copying items on a real server, by every way there is."""
 
 import asyncio
+import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
-from kestrelmq.client import AsyncClient, Client, Moved
+from kestrelmq.client import AsyncClient, Client, DeadLetter, Moved
 from kestrelmq.errors import ClientError, ServerRefused
 from tests.admin.conftest import Admin
 from tests.support.server import ServerProcess, running_server
@@ -23,6 +26,9 @@ max_items = 2
 [queues.disk]
 max_memory_size = "1 KiB"
 [queues.work]
+max_deliveries = 1
+dead_letter_queue = "dead"
+[queues.shared]
 max_deliveries = 1
 dead_letter_queue = "dead"
 [aliases.both]
@@ -64,7 +70,7 @@ def test_what_cannot_be_moved_is_told(server: ServerProcess) -> None:
         wire.ask(b"move nosuch a\r\n", b"NOT_FOUND\r\n")
         wire.ask(b"copy nosuch a 1\r\n", b"NOT_FOUND\r\n")
         wrong = ("move a", "move a a", "copy a a", "move a b -1", "move a b/c", "copy a b c d")
-        for line in (*wrong, "redrive", "redrive a"):
+        for line in (*wrong, "redrive", "redrive a a"):
             reply = wire.ask_until(line.encode() + b"\r\n", b"\r\n")
             assert reply.startswith(b"CLIENT_ERROR "), line
         wire.ask(b"pause b writes\r\n", b"NOT_FOUND\r\n")
@@ -89,12 +95,47 @@ def test_dead_letters_go_back(server: ServerProcess) -> None:
         work = Admin(server).get(f"{queues}/work").json
         dead = Admin(server).get(f"{queues}/dead").json
         assert work["dead_letter_queue"] == {"name": "dead", "items": 2}
-        assert dead["dead_letters_of"] == [{"name": "work", "items": 0}]
+        assert {"name": "work", "items": 0} in dead["dead_letters_of"]
         assert (work["dead_letters_of"], dead["dead_letter_queue"]) == ([], None)
         wire.ask(b"redrive dead\r\n", b"MOVED 2\r\n")
         wire.ask(b"get work\r\n", value("work", "one") + b"END\r\n")
         wire.ask(b"redrive work other\r\n", b"MOVED 1\r\n")
         wire.ask(b"get other\r\n", value("other", "two") + b"END\r\n")
+
+
+def test_a_dead_letter_tells_where_it_came_from(server: ServerProcess) -> None:
+    """Why, when, and after how many deliveries; to every client, and after a kill."""
+    began = round(time.time() * 1000)
+    admin, dead = Admin(server), "/api/v1/queues/dead"
+    with Wire(server) as wire, Client(server.address) as client:
+        for name in ("work", "shared"):
+            put(wire, name, name)
+            wire.ask_until(f"get {name}/open\r\n".encode(), b"END\r\n")
+            wire.ask(f"get {name}/abort\r\n".encode(), b"END\r\n")
+        (page,) = client.browse("dead").values()
+        first, second = (one.dead_letter for one in page.items)
+        assert first is not None
+        assert second is not None
+        assert began <= first.died <= second.died <= round(time.time() * 1000)
+        assert first == DeadLetter("work", first.died, "it was given back", 1)
+        assert second.origin == "shared"
+        words = b" from=work died=%d deliveries=1 why=it%%20was%%20given%%20back 4\r\n"
+        assert words % first.died in wire.ask_until(b"browse dead 0 1\r\n", b"END\r\n")
+        line = json.loads(next(iter(client.export("dead"))))
+        assert line["dead_letter"] == asdict(first)
+        exported = admin.get(f"{dead}/export")
+        assert json.loads(exported.content.splitlines()[0])["dead_letter"] == asdict(first)
+        client.put("dead", b"unknown")
+    server.kill9()
+    server.restart()
+    (one, _, unknown) = Admin(server).get(f"{dead}/items").json["items"]
+    assert (one["deliveries"], unknown["dead_letter"]) == (1, None)
+    assert {**one["dead_letter"], "deliveries": 1} == asdict(first)
+    redriven = Admin(server).ask("POST", f"{dead}/redrive", {}).json
+    assert redriven == {"count": 2, "stopped": "1 stay: where they came from is not known"}
+    with Client(server.address) as client:
+        assert (client.get("work"), client.get("shared")) == (b"work", b"shared")
+        assert client.redrive("dead") == {server.address: Moved(0, redriven["stopped"])}
 
 
 def test_both_clients_move_items(server: ServerProcess) -> None:
@@ -132,7 +173,7 @@ def test_the_api_moves_items(server: ServerProcess) -> None:
         }
         assert admin.ask("POST", f"{queues}/a/redrive", {"target": "b"}).json["count"] == 1
         assert [client.get("b") for _ in range(4)] == [b"1", b"2", b"3", None]
-    assert admin.ask("POST", f"{queues}/a/redrive", {}).code == "invalid_queue_name"
+    assert admin.ask("POST", f"{queues}/a/redrive", {"target": "a"}).code == "invalid_queue_name"
     assert admin.ask("POST", f"{queues}/nosuch/move", {"target": "b"}).code == "queue_not_found"
     assert admin.ask("POST", f"{queues}/a/move", {"target": "a"}).status == 400
 

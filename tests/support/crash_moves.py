@@ -9,7 +9,7 @@ from typing import Final
 from kestrelmq.clock import no_pause
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.moving import Move
+from kestrelmq.engine.moving import Move, Redrive
 from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
 from kestrelmq.journal.records import item_data
 from tests.support.crash_checks import Items, Queues
@@ -54,9 +54,9 @@ class MovingItems:
             self.commit()
             self.directory.mark(ITEMS[:number])
 
-    def move(self, source: str, target: str) -> None:
-        """Move all items of a queue to another one."""
-        for step in Move(self.collection, self.collection.obtain(source), target).slices():
+    def do(self, work: Move) -> None:
+        """Move items."""
+        for step in work.slices():
             if not isinstance(step, tuple):
                 step(no_pause)
             self.commit()
@@ -85,8 +85,8 @@ def expire(queues: MovingItems) -> None:
 
 def fail(queues: MovingItems) -> None:
     """Give the items back until they are dead: the dead-letter queue takes two."""
-    queues.add()
     jobs = queues.collection.obtain("jobs")
+    queues.add()
     for _ in range(DELIVERIES):
         opened = [jobs.open_read() for _ in ITEMS]
         queues.commit()
@@ -97,7 +97,14 @@ def fail(queues: MovingItems) -> None:
 def move(queues: MovingItems) -> None:
     """Move the items."""
     queues.add()
-    queues.move("jobs", "other")
+    queues.do(Move(queues.collection, queues.collection.obtain("jobs"), "other"))
+
+
+def redrive(queues: MovingItems) -> None:
+    """Fail on the items, and move the dead letters back; a new child does not get them."""
+    fail(queues)
+    queues.collection.obtain("jobs+child")
+    queues.do(Redrive(queues.collection, queues.collection.obtain("dead"), None, bool))
 
 
 def fan_out(queues: MovingItems) -> None:
@@ -151,6 +158,15 @@ WAYS: Final = {
         },
     ),
     "moved": Way(move, {"jobs": (), "other": ITEMS}),
+    "redriven": Way(
+        redrive,
+        {"dead": (), "jobs": ITEMS, "jobs+child": ()},
+        {
+            "jobs": {"max_deliveries": DELIVERIES, "dead_letter_queue": "dead"},
+            "dead": {},
+        },
+        synced=("jobs", "dead"),
+    ),
     "fanned out": Way(
         fan_out,
         {"jobs": ITEMS, "jobs+child": ITEMS},

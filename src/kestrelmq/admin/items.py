@@ -18,6 +18,7 @@ from kestrelmq.admin.models import (
     OpenReadsAnswer,
     PeekAnswer,
     PeekedItem,
+    PeekedLetter,
     PeekQuery,
     Redrive,
     Requeue,
@@ -28,6 +29,7 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Search
+from kestrelmq.journal.notes import dead_letter
 from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.server.clients import holders
@@ -72,12 +74,13 @@ async def peek_items(call: Call) -> Answer:
 
 
 def _peeked(position: int, record: bytes, max_bytes: int) -> PeekedItem:
-    size = len(record) - ADDX_HEADER
+    size, letter = len(record) - ADDX_HEADER, dead_letter(record)
     return PeekedItem(
         position=position,
         add_time=item_add_time(record),
         expiry=item_expiry(record),
         deliveries=item_deliveries(record),
+        dead_letter=None if letter is None else PeekedLetter(**letter._asdict()),
         size=size,
         data=base64.b64encode(record[ADDX_HEADER : ADDX_HEADER + max_bytes]).decode(),
         truncated=size > max_bytes,
@@ -141,9 +144,12 @@ async def copy_items(call: Call) -> Answer:
 
 
 async def redrive(call: Call) -> Answer:
-    """Move all items of a dead-letter queue back to where they came from, or to another queue."""
+    """Move all items of a dead-letter queue back to where they came from, or to another queue.
+
+    Fanout children do not get them. Those from unknown queues stay, and `stopped` says how many.
+    """
     body, name = call.body(Redrive), call.queue().name
-    return _moved(await moving.move(call.admin.context, name, body.target))
+    return _moved(await moving.redrive(call.admin.context, name, body.target))
 
 
 def _moved(moved: Moved | None) -> Answer:

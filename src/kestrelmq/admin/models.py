@@ -160,8 +160,7 @@ class Redrive(_Model):
     """Where to move dead letters."""
 
     target: QueueName | None = None
-    """The queue that they are added to; if absent, the only one that has this queue as
-    `dead_letter_queue`."""
+    """The queue that they are added to; if absent, each goes to the queue that it came from."""
 
 
 class Requeue(_Model):
@@ -385,6 +384,17 @@ class HistoryAnswer(_Model):
     """The points, oldest first."""
 
 
+class PeekedLetter(_Model):
+    """Where a dead letter came from."""
+
+    origin: str
+    """The queue that it was in."""
+    died: int
+    """When it was moved (ms since the epoch)."""
+    why: str
+    """Why it was given back the last time."""
+
+
 class PeekedItem(_Model):
     """A waiting item."""
 
@@ -396,6 +406,8 @@ class PeekedItem(_Model):
     """When it expires (ms since the epoch); 0 for never."""
     deliveries: Count
     """How often it was handed out."""
+    dead_letter: PeekedLetter | None
+    """Where it came from, if it is a dead letter."""
     size: Count
     """Bytes of data in it."""
     data: str

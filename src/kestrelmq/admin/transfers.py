@@ -21,7 +21,7 @@ from kestrelmq.admin.models import Imported
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.export_rows import ExportRow, json_pieces, live_rows
+from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, json_pieces, live_rows
 from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
@@ -84,7 +84,10 @@ def _headers(queue: str) -> dict[str, str]:
 def _pieces(queue: str, place: int, records: Sequence[bytes]) -> Iterator[bytes]:
     """Yield the lines of some items, which begin at `place`, in short pieces."""
     for number, one in enumerate(records, place):
-        data, where = memoryview(one)[ADDX_HEADER:], {"queue": queue, "position": number}
+        data = memoryview(one)[ADDX_HEADER:]
+        where: dict[str, object] = {"queue": queue, "position": number}
+        if (dead := dead_letter_fields(one)) is not None:
+            where["dead_letter"] = dead
         for piece in json_pieces(where, data, item_times(one)):
             yield piece.encode()
         yield b"\n"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
@@ -19,8 +20,8 @@ from kestrelmq.cli.servers import (
 )
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.client import BrowsedItem, Client, Moved
+from kestrelmq.client.commands import export_line
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.export_rows import ExportRow, to_json
 
 _SHOWN: Final = 200
 """Characters of an item that a line shows."""
@@ -64,15 +65,23 @@ def browse(  # noqa: PLR0913 # one parameter a flag
         text, regex = (None if flag is None else os.fsencode(flag) for flag in (search, pattern))
         for item in _found_items(client, queue, offset, count, text, regex):
             if as_json:
-                print(_json_line(queue, item))
+                print(export_line(queue, item))
             else:
                 shown = printable(item.data[: 4 * _SHOWN].decode(errors="replace"))[:_SHOWN]
-                print(f"{item.place}\t{len(item.data)}\t{shown}")
+                print(f"{item.place}\t{len(item.data)}\t{shown}{_letter(item)}")
     standard_output().flush()
 
 
-def _json_line(queue: str, item: BrowsedItem) -> str:
-    return to_json(ExportRow(queue, item.place, item.data, item.add_time, item.expiry))
+def _letter(item: BrowsedItem) -> str:
+    """Return where a dead letter came from, as the end of its line; empty for other items."""
+    letter = item.dead_letter
+    if letter is None:
+        return ""
+    died = datetime.fromtimestamp(letter.died / 1000, UTC)
+    return printable(
+        f"\t(from {letter.origin}, {letter.deliveries} deliveries, {died:%Y-%m-%d %H:%M:%S} UTC:"
+        f" {letter.why})"
+    )
 
 
 def _found_items(
@@ -152,7 +161,7 @@ def redrive(
     queue: QueueArgument,
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="Otherwise the queue with this dead_letter_queue."),
+        typer.Argument(metavar="TARGET", help="Otherwise the queues that they came from."),
     ] = None,
     *,
     servers: ServersFlag = None,
@@ -161,7 +170,8 @@ def redrive(
 ) -> None:
     """Move all items of a dead-letter queue back to where they came from, on every server.
 
-    Exit status 1: an item was refused, or no server has the queue.
+    Exit status 1: an item was refused, or stays because its queue is unknown or gone; or no server
+    has the dead-letter queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
         _report(queue, "moved", client.redrive(queue, target))

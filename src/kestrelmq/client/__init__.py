@@ -12,6 +12,7 @@ from kestrelmq.client.commands import (
     BrowsedItem,
     BrowsedPage,
     ConnectedClient,
+    DeadLetter,
     Moved,
     ReservedRead,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Client",
     "ClientOptions",
     "ConnectedClient",
+    "DeadLetter",
     "Moved",
     "QueueStats",
     "ReservedItem",

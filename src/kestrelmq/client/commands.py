@@ -10,13 +10,15 @@ from __future__ import annotations  # nested functions would evaluate theirs in 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import number, stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.given_data import given_bytes
+from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
@@ -383,6 +385,23 @@ def flush(queue: bytes) -> Command[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Where a dead letter came from.
+
+    Attributes:
+        origin: the queue that it was in.
+        died: when it was moved (ms since the epoch).
+        why: why it was given back the last time.
+        deliveries: how often it was handed out.
+    """
+
+    origin: str
+    died: int
+    why: str
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrowsedItem:
     """An item that was looked at and stays in its queue.
 
@@ -391,12 +410,14 @@ class BrowsedItem:
         data: its data.
         add_time: when it was added (ms since the epoch).
         expiry: when it expires (ms since the epoch); 0 for never.
+        dead_letter: where it came from, if it is a dead letter.
     """
 
     place: int
     data: bytes
     add_time: int
     expiry: int
+    dead_letter: DeadLetter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,10 +457,29 @@ def browse(
 
 
 def _browsed(reply: wire.ItemReply) -> BrowsedItem:
-    if len(reply.fields) != 3:
+    if len(reply.fields) < 3:
         _unexpected(reply)
-    place, added, expiry = _numbers(reply, reply.fields)
-    return BrowsedItem(place, reply.data, added, expiry)
+    place, added, expiry = _numbers(reply, reply.fields[:3])
+    return BrowsedItem(place, reply.data, added, expiry, _dead_letter(reply))
+
+
+def export_line(queue: str, item: BrowsedItem) -> str:
+    """Return an item as a line of an export."""
+    dead = None if item.dead_letter is None else asdict(item.dead_letter)
+    row = ExportRow(queue, item.place, item.data, item.add_time, item.expiry, dead_letter=dead)
+    return to_json(row)
+
+
+def _dead_letter(reply: wire.ItemReply) -> DeadLetter | None:
+    """Return what the words of a `browse` say of a dead letter; None if there are none."""
+    words = dict(word.partition(b"=")[::2] for word in reply.fields[3:])
+    if not words:
+        return None
+    if words.keys() != {b"from", b"died", b"deliveries", b"why"}:
+        _unexpected(reply)
+    died, deliveries = _numbers(reply, (words[b"died"], words[b"deliveries"]))
+    why = unquote(words[b"why"].decode(errors="replace"))
+    return DeadLetter(words[b"from"].decode(errors="replace"), died, why, deliveries)
 
 
 def _number(reply: wire.Reply, text: str) -> int:

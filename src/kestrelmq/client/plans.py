@@ -89,7 +89,6 @@ from kestrelmq.errors import (
 )
 from kestrelmq.forks import UserProcess
 from kestrelmq.given_data import given_list
-from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 from kestrelmq.protocol.memcache_client import ReserveTerms
 
@@ -1063,9 +1062,10 @@ class Planner:
         return (yield from self._move("copy", queue, target, count))
 
     def redrive(self, queue: str, target: str | None = None) -> Plan[dict[str, Moved]]:
-        """Move all items of a dead-letter queue to `target`; as `move`.
+        """Move all dead letters of a queue to `target`; as `move`.
 
-        Without a target, they go to the only queue that has this one as `dead_letter_queue`.
+        Without a target, each goes to the queue that it came from. Fanout children do not get them.
+        Those from unknown queues, or from such that are gone, stay: `Moved.stopped` says how many.
         """
         return (yield from self._move("redrive", queue, target, None))
 
@@ -1100,10 +1100,7 @@ class Planner:
             return ExportPage([], following)
         if page.next_offset is not None:
             following = ExportPlace(here.servers, page.next_offset)
-        rows = (
-            ExportRow(queue, one.place, one.data, one.add_time, one.expiry) for one in page.items
-        )
-        return ExportPage([to_json(row) for row in rows], following)
+        return ExportPage([commands.export_line(queue, one) for one in page.items], following)
 
     def import_items(self, lines: Iterable[str | bytes], *, queue: str | None = None) -> Plan[int]:
         """Add the items of lines of JSON, as `export` returns them; return how many.

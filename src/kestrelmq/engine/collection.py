@@ -478,13 +478,16 @@ class QueueCollection:
             ]
         )
 
-    def move_to(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+    def move_to(
+        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
+    ) -> bool:
         """Add and write the item of another queue, before that queue drops it.
 
         Args:
             name: the queue, or alias, that gets the item.
             data: the item.
             deliveries: how often it was handed out.
+            letter: its packed `DeadLetter`, if it is one.
             durable: whether it must be on disk when this returns.
 
         Returns:
@@ -494,7 +497,7 @@ class QueueCollection:
         Raises:
             QueueUnavailable, JournalError: it cannot be added now.
         """
-        record = annotated(item(self._clock.now(), 0, data), deliveries=deliveries)
+        record = annotated(item(self._clock.now(), 0, data), deliveries=deliveries, letter=letter)
         queues = self.takers(name, len(data))
         accepted = bool(queues)
         for queue in queues:
@@ -507,7 +510,14 @@ class QueueCollection:
         return accepted
 
     def prepare_large(
-        self, name: str, size: int, expiry: int = 0, deliveries: int = 0
+        self,
+        name: str,
+        size: int,
+        expiry: int = 0,
+        deliveries: int = 0,
+        letter: bytes = b"",
+        *,
+        is_alone: bool = False,
     ) -> LargePut | None:
         """Return what writes a large item of another queue ahead, and then moves it.
 
@@ -516,13 +526,20 @@ class QueueCollection:
             size: the size of the item in bytes.
             expiry: when it expires (ms since the epoch), 0 for never.
             deliveries: how often it was handed out.
+            letter: its packed `DeadLetter`, if it is one.
+            is_alone: whether the children of the queues do not get it.
 
         Returns:
             None if one of several queues has no room for it. Raises as `add`.
         """
         queues = self.takers(name, size)
         now = self._clock.now()
-        parts = [WrittenAhead(queue, now, expiry, deliveries=deliveries) for queue in queues]
+        parts = [
+            WrittenAhead(
+                queue, now, expiry, deliveries=deliveries, letter=letter, is_alone=is_alone
+            )
+            for queue in queues
+        ]
         return LargePut(parts) if parts else None
 
     def takers(self, name: str, size: int) -> list[Queue]:
@@ -914,17 +931,19 @@ class Mover:
     def __init__(self, collection: QueueCollection) -> None:
         self._collection = collection
 
-    def __call__(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+    def __call__(
+        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
+    ) -> bool:
         """Add an item and write it."""
-        return self._collection.move_to(name, data, deliveries, durable=durable)
+        return self._collection.move_to(name, data, deliveries, letter, durable=durable)
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added."""
         return sync_now(*self._collection.destinations(name))
 
-    def prepare(self, name: str, size: int, deliveries: int) -> LargePut | None:
+    def prepare(self, name: str, size: int, deliveries: int, letter: bytes) -> LargePut | None:
         """Prepare to do so with a large item."""
-        return self._collection.prepare_large(name, size, 0, deliveries)
+        return self._collection.prepare_large(name, size, 0, deliveries, letter)
 
 
 def _in_turn(

@@ -25,6 +25,7 @@ from kestrelmq.engine.refusals import LOG_INTERVAL
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.held_logs import get_logger
+from kestrelmq.journal.notes import DeadLetter
 from kestrelmq.journal.records import ADDX_HEADER, item_deliveries
 
 MIN_ASIDE_LIMIT: Final = 1 << 20
@@ -62,20 +63,23 @@ class LargeMove(Protocol):
 class MoveTo(Protocol):
     """Adds an item's data to the queue of that name, and writes it there."""
 
-    def __call__(self, name: str, data: bytes, deliveries: int, *, durable: bool) -> bool:
+    def __call__(
+        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
+    ) -> bool:
         """Return False or raise a KestrelError if it cannot be added now.
 
         Args:
             name: the queue that gets the item.
             data: the item.
             deliveries: how often it was handed out.
+            letter: its packed `DeadLetter`, if it is one.
             durable: whether it must be on disk when this returns.
         """
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added to the queue of that name; return a failure."""
 
-    def prepare(self, name: str, size: int, deliveries: int) -> LargeMove | None:
+    def prepare(self, name: str, size: int, deliveries: int, letter: bytes) -> LargeMove | None:
         """Prepare to do so with a large item, of `size` bytes.
 
         Return None or raise a KestrelError if it cannot be added now.
@@ -372,15 +376,20 @@ class Departures:
             return _UNWRITABLE
         self.is_moving = True
         try:
-            if self._move_to(
-                departure.target, record[ADDX_HEADER:], departure.deliveries, durable=durable
-            ):
+            data, letter = record[ADDX_HEADER:], self._letter(origin, departure)
+            if self._move_to(departure.target, data, departure.deliveries, letter, durable=durable):
                 return None
         except KestrelError as error:
             return str(error)
         finally:
             self.is_moving = False
         return _REFUSED
+
+    def _letter(self, origin: Origin, departure: Departure) -> bytes:
+        """Return what a dead letter keeps of its origin; empty for an item that expired."""
+        if not departure.is_dead:
+            return b""
+        return DeadLetter(origin.name, self._clock.now(), departure.why).packed()
 
     # --- large items ---
 
@@ -395,7 +404,8 @@ class Departures:
             raise JournalError(_UNWRITABLE)
         if self._clock.monotonic() < self._leave_at:
             raise QueueUnavailable("another one could not be written a moment ago")
-        large = self._move_to.prepare(departure.target, size, departure.deliveries)
+        letter = self._letter(origin, departure)
+        large = self._move_to.prepare(departure.target, size, departure.deliveries, letter)
         if large is None:
             raise QueueUnavailable(_REFUSED)
         return large

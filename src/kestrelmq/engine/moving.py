@@ -7,6 +7,9 @@ but never in neither. Reads that were not confirmed are given back.
 
 The first item that the target refuses ends the move, and stays at the head of the source.
 
+A redrive moves each dead letter to the queue that it came from, and to no fanout child of that.
+Letters that cannot go there are passed over: their reads are given back at the end.
+
 A large item is a slice by itself. It is written ahead for the target (`WrittenAhead`), while an
 open read keeps it in the source.
 
@@ -15,7 +18,7 @@ some items.
 """
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -25,6 +28,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Job
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
+from kestrelmq.journal.notes import dead_letter
 from kestrelmq.journal.records import ADDX_HEADER, item_expiry
 from kestrelmq.names import queue_name_error
 
@@ -32,6 +36,10 @@ SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
+_MAX_STAYING: Final = 100_000
+"""The most dead letters that a redrive passes over; each is an open read meanwhile."""
+_REASONS: Final = 3
+"""The most reasons that a redrive tells for those."""
 
 
 Step = tuple[Queue, ...] | Job
@@ -51,19 +59,6 @@ class Moved:
     stopped: str | None
 
 
-def source_of_dead_letters(collection: QueueCollection, name: str) -> str:
-    """Return the queue whose `dead_letter_queue` is `name`.
-
-    Raises:
-        InvalidQueueName: there is none, or there are several.
-    """
-    found = sources_of_dead_letters(collection.queues.values(), name)
-    if len(found) != 1:
-        which = "several queues have" if found else "no queue has"
-        raise InvalidQueueName(f"{which} {name} as dead_letter_queue: name the target")
-    return found[0].name
-
-
 def sources_of_dead_letters(queues: Iterable[Queue], name: str) -> list[Queue]:
     """Return those of `queues` whose dead letters go to the queue `name`."""
     return [queue for queue in queues if queue.config.dead_letter_queue == name]
@@ -77,8 +72,10 @@ class Target:
         refusal: why it refused one; None while it accepted all.
     """
 
-    def __init__(self, collection: QueueCollection, name: str, source: Queue) -> None:
-        """Prepare to add items of `source` to `name`.
+    def __init__(
+        self, collection: QueueCollection, name: str, source: Queue, *, is_alone: bool = False
+    ) -> None:
+        """Prepare to add items of `source` to `name`; `is_alone`: and not to fanout children.
 
         Raises:
             InvalidQueueName: items that are added to `name` would come back to `source`, or no
@@ -91,8 +88,16 @@ class Target:
         self.refusal: str | None = None
         self._collection = collection
         self._name = name
-        if source.name == name or source in collection.destinations(name):
+        self._is_alone = is_alone
+        if source.name == name or source in self.queues:
             raise InvalidQueueName(f"what is added to {name} comes to {source.name}, too")
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """The loaded queues that get the items."""
+        found = self._collection.destinations(self._name)
+        leaves = self._collection.leaves(self._name)
+        return tuple(one for one in found if not self._is_alone or one.name in leaves)
 
     def add(self, record: bytes) -> bool:
         """Add an item with its expiry; return False, and set `refusal`, if it is refused.
@@ -101,12 +106,22 @@ class Target:
         """
         data, expiry = record[ADDX_HEADER:], item_expiry(record)
         try:
-            queues = self._collection.takers(self._name, len(data))
-            accepted = sum(queue.add(data, expiry) for queue in queues) == len(queues) > 0
+            queues = self._takers(len(data))
+            adds = [queue.add_alone if self._is_alone else queue.add for queue in queues]
+            accepted = sum(add(data, expiry) for add in adds) == len(queues) > 0
         except KestrelError as error:
             self.refusal = str(error)
             return False
         return self._has_taken(is_accepted=accepted)
+
+    def _takers(self, size: int) -> list[Queue]:
+        """Return the queues to add an item of `size` bytes to. Raises as `QueueCollection.add`."""
+        queues = self._collection.takers(self._name, size)
+        if self._is_alone:
+            for queue in queues:
+                if queue.config.fanout_only:
+                    raise QueueUnavailable(f"queue {queue.name} keeps no items: it is fanout_only")
+        return queues
 
     def _has_taken(self, *, is_accepted: bool) -> bool:
         if not is_accepted:
@@ -127,7 +142,10 @@ class Target:
             return self.add(record)
         data = memoryview(record)[ADDX_HEADER:]
         try:
-            large = self._collection.prepare_large(self._name, len(data), item_expiry(record))
+            self._takers(len(data))
+            large = self._collection.prepare_large(
+                self._name, len(data), item_expiry(record), is_alone=self._is_alone
+            )
             if large is None:
                 return self._has_taken(is_accepted=False)
             try:
@@ -143,7 +161,7 @@ class Target:
 
     def write(self) -> tuple[Queue, ...]:
         """Write what was added; return the queues that have it. Raises JournalError."""
-        queues = tuple(self._collection.destinations(self._name))
+        queues = self.queues
         for queue in queues:
             queue.write_now()
         return queues
@@ -153,7 +171,7 @@ class Target:
 
         If a job raises an OSError, throw it into this. Raises JournalError then.
         """
-        for queue in self._collection.destinations(self._name):
+        for queue in self.queues:
             if queue.config.sync_journal != 0:
                 try:
                     yield partial(_sync, queue)
@@ -170,7 +188,7 @@ class Move:
 
     Attributes:
         moved: how many items are in the target now, and not in the source.
-        stopped: why it ended early; None if it did not.
+        stopped: why it ended early, or left some out; None if it did not.
     """
 
     def __init__(
@@ -181,11 +199,16 @@ class Move:
         Raises:
             InvalidQueueName: see `Target`.
         """
+        self._begin(source, Target(collection, target, source), count)
+
+    def _begin(self, source: Queue, target: Target | None, count: int | None) -> None:
         self.moved = 0
         self.stopped: str | None = None
         self._source = source
-        self._target = Target(collection, target, source)
+        self._target = target
         self._left = len(source) if count is None else count
+        # The reads of the items that stay: they were refused, or the move failed.
+        self._staying: list[int] = []
 
     def slices(self) -> Generator[Step, None, None]:
         """Move the items.
@@ -198,66 +221,162 @@ class Move:
             JournalError: a queue could not be written; items may be in both queues.
             QueueUnavailable: the source was closed, or cannot be read.
         """
-        while self._left > 0:
-            held: list[int] = []
-            try:
-                record = self._source.head()
-                if record is not None and is_large(record):
-                    held.append(self._source.hold_head())
-                    self._source.hold_back(held)
-                    self._left -= 1
-                    if not (yield from self._target.adding(record)):
-                        self._give_back(held)
-                        break
-                    self._check_source()
-                else:
-                    self._hold_slice(held)
-                    if not held:
-                        break
-                    self._source.hold_back(held)
-                yield self._target.write()
-                if self._source.config.sync_journal == 0:
-                    yield from self._target.syncing()
-                for xid in held:
-                    self._source.confirm(xid)
-                self._source.write_now()
-                self.moved += len(held)
-            except BaseException:
-                self._give_back(held)
-                raise
-            if self._target.refusal is not None:
-                break
-        self.stopped = self._target.refusal
+        try:
+            while self._left > 0:
+                yield from self._slice()
+        finally:
+            self._give_back()
+        self.stopped = self._problem()
 
-    def _hold_slice(self, held: list[int]) -> None:
-        """Add the next items to the target, and append to `held` the xids of their reads."""
-        size = 0
-        while self._left > 0 and len(held) < SLICE_ITEMS and size < SLICE_BYTES:
+    def _slice(self) -> Generator[Step, None, None]:
+        held: list[int] = []
+        targets: list[Target] = []
+        try:
+            record = self._source.head()
+            if record is not None and is_large(record):
+                target = self._target_of(record)
+                held.append(self._hold_head())
+                self._source.hold_back(held)
+                if target is None or not (yield from target.adding(record)):
+                    self._refuse(held.pop())
+                    return
+                self._check_source()
+                targets.append(target)
+            else:
+                refused = len(self._staying)
+                self._hold_slice(held, targets)
+                if opened := [*held, *self._staying[refused:]]:
+                    self._source.hold_back(opened)
+            written = [queue for target in targets for queue in target.write()]
+            yield tuple(written) or (self._source,)
+            if self._source.config.sync_journal == 0:
+                for target in targets:
+                    yield from target.syncing()
+            for xid in held:
+                self._source.confirm(xid)
+            self._source.write_now()
+            self.moved += len(held)
+        except BaseException:
+            self._staying = sorted([*self._staying, *held])
+            raise
+
+    def _hold_slice(self, held: list[int], targets: list[Target]) -> None:
+        """Add the next items to their `targets`, and append to `held` the xids of their reads."""
+        size = opened = 0
+        while self._left > 0 and opened < SLICE_ITEMS and size < SLICE_BYTES:
             record = self._source.head()
             if record is None:
                 self._left = 0
                 return
             if is_large(record):
                 return
-            if not self._target.add(record):
-                return
-            held.append(self._source.hold_head())
-            self._left -= 1
+            target = self._target_of(record)
+            is_added = target is not None and target.add(record)
+            xid = self._hold_head()
+            if target is not None and is_added:
+                held.append(xid)
+                if target not in targets:
+                    targets.append(target)
+            else:
+                self._refuse(xid)
+            opened += 1
             size += len(record)
+
+    def _hold_head(self) -> int:
+        self._left -= 1
+        return self._source.hold_head()
+
+    def _refuse(self, xid: int) -> None:
+        """Keep the item of a read in the source: that ends the move."""
+        self._staying.append(xid)
+        self._left = 0
+
+    def _target_of(self, record: bytes) -> Target | None:  # noqa: ARG002 # a redrive looks at it
+        """Return where an item goes; None if it stays."""
+        return self._target
+
+    def _problem(self) -> str | None:
+        return None if self._target is None else self._target.refusal
 
     def _check_source(self) -> None:
         """Raise QueueUnavailable if the source was deleted."""
         if self._source.is_closed:
             raise QueueUnavailable(f"queue {self._source.name} is closed")
 
-    def _give_back(self, held: list[int]) -> None:
-        """Give reads back; if that cannot be written, later."""
+    def _give_back(self) -> None:
+        """Give back the reads of what stays; if that cannot be written, later."""
         source = self._source
-        if source.is_closed:
+        if source.is_closed or not self._staying:
             return
-        source.give_back(held, counted=False)
+        source.give_back(self._staying, counted=False)
         with contextlib.suppress(JournalError):
             source.write_now()
+
+
+class Redrive(Move):
+    """One redrive: a move of dead letters, each to the queue that it came from, or all to one.
+
+    The fanout children of that queue do not get them. Attributes: those of `Move`.
+    """
+
+    def __init__(
+        self,
+        collection: QueueCollection,
+        source: Queue,
+        target: str | None,
+        check: Callable[[str], object],
+    ) -> None:
+        """Prepare; without a `target`, what came from unknown queues, or such that are gone, stays.
+
+        `check` raises a KestrelError if nothing may be added to the queue of that name.
+
+        Raises:
+            InvalidQueueName: see `Target`.
+        """
+        named = None if target is None else Target(collection, target, source, is_alone=True)
+        self._begin(source, named, None)
+        self._collection = collection
+        self._check = check
+        self._origins: dict[str, Target | None] = {}
+        self._reasons: dict[str, None] = {}
+
+    def _target_of(self, record: bytes) -> Target | None:
+        if self._target is not None:
+            return self._target
+        letter = dead_letter(record)
+        if letter is None:
+            self._reasons["where they came from is not known"] = None
+            return None
+        if letter.origin not in self._origins:
+            self._origins[letter.origin] = self._origin(letter.origin)
+        target = self._origins[letter.origin]
+        return None if target is None or target.refusal is not None else target
+
+    def _origin(self, name: str) -> Target | None:
+        """Return the queue that a dead letter came from; None if nothing can go there."""
+        try:
+            if self._collection.existing(name) is None:
+                raise InvalidQueueName(f"queue {name} is gone")
+            self._check(name)
+            return Target(self._collection, name, self._source, is_alone=True)
+        except KestrelError as error:
+            self._reasons[str(error)] = None
+            return None
+
+    def _refuse(self, xid: int) -> None:
+        if self._target is not None or len(self._staying) + 1 >= _MAX_STAYING:
+            super()._refuse(xid)
+        else:
+            self._staying.append(xid)
+
+    def _problem(self) -> str | None:
+        if self._target is not None:
+            return self._target.refusal
+        if not self._staying:
+            return None
+        refusals = [one.refusal for one in self._origins.values() if one and one.refusal]
+        reasons = [*self._reasons, *refusals][:_REASONS]
+        return f"{len(self._staying)} stay: {'; '.join(reasons)}"
 
 
 class Copy:

@@ -90,6 +90,7 @@ from kestrelmq.journal.records import (
     item_deliveries,
     item_expiry,
     item_in_pieces,
+    item_letter,
     pack_header,
     save_xid,
     unremove,
@@ -582,6 +583,11 @@ class Queue(Committable):
             self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
         return self._header
 
+    def add_alone(self, data: bytes, expiry: int = 0) -> bool:
+        """Do what `add` does, but not for the children."""
+        self.check_writes()
+        return self.accept(item(self._clock.now(), expiry, data), expiry)
+
     def add_record(self, record: bytes, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
         self.check_writes()
@@ -644,7 +650,7 @@ class Queue(Committable):
             if admitted is None:
                 return False
             record = admitted
-        if item_deliveries(record):
+        if type(record) is not bytes:
             self._append_noted(record, size, counted(record, self.reads.last_xid))
         else:
             self._append(record, size)
@@ -696,7 +702,9 @@ class Queue(Committable):
             expiry = self.limited_expiry(added, item_expiry(record))
             if expiry != item_expiry(record):
                 shortened = item(added, expiry, record[ADDX_HEADER:])
-                record = annotated(shortened, deliveries=item_deliveries(record))
+                record = annotated(
+                    shortened, deliveries=item_deliveries(record), letter=item_letter(record)
+                )
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
         return record
@@ -1252,7 +1260,7 @@ class Queue(Committable):
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
-        self._append_file(record, file, mark, is_noted=item_deliveries(record) > 0)
+        self._append_file(record, file, mark, is_noted=type(record) is not bytes)
         if self.waiters:
             self.serve_waiting()
         return True

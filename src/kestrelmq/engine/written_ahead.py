@@ -13,11 +13,10 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.notes import ItemNote, deliveries_note
+from kestrelmq.journal.notes import ItemNote, item_note
 from kestrelmq.journal.records import (
     ADDX_HEADER,
     annotated,
-    item_deliveries,
     item_expiry,
     item_in_pieces,
 )
@@ -38,7 +37,9 @@ class WrittenAhead:
         "_expiries",
         "_expiry",
         "_files",
+        "_is_alone",
         "_is_delayed",
+        "_letter",
         "_mark",
         "_records",
         "_writers",
@@ -55,6 +56,8 @@ class WrittenAhead:
         *,
         is_delayed: bool = False,
         deliveries: int = 0,
+        letter: bytes = b"",
+        is_alone: bool = False,
     ) -> None:
         """Prepare; `write` is to follow.
 
@@ -65,6 +68,8 @@ class WrittenAhead:
             mark: that of its producer, if it has one.
             is_delayed: whether it is delayed until then.
             deliveries: how often it was handed out before.
+            letter: its packed `DeadLetter`, if it is one.
+            is_alone: whether the children of the queue do not get it.
         """
         self.record = b""
         self.queue = queue
@@ -73,11 +78,14 @@ class WrittenAhead:
         self._mark = mark
         self._is_delayed = is_delayed
         self._deliveries = deliveries
-        writers = {one: one.writes_ahead(is_delayed=is_delayed) for one in queue.targets}
+        self._letter = letter
+        self._is_alone = is_alone
+        queues = (queue,) if is_alone else queue.targets
+        writers = {one: one.writes_ahead(is_delayed=is_delayed) for one in queues}
         # Who writes the item for which queue, and the files.
         self._writers = {one: writer for one, writer in writers.items() if writer is not None}
         self._files = {one: one.new_file_name() for one in self._writers}
-        self._expiries = {one: one.limited_expiry(added, expiry) for one in queue.targets}
+        self._expiries = {one: one.limited_expiry(added, expiry) for one in queues}
         self._records: dict[int, bytes] = {}
 
     @property
@@ -88,6 +96,8 @@ class WrittenAhead:
     @property
     def targets(self) -> tuple[Queue, ...]:
         """The queues whose journals it is written to, as far as is known yet."""
+        if self._is_alone:
+            return (self.queue,)
         due = self._added if self._is_delayed else 0
         return self.queue.all_written_by(due, self._mark)
 
@@ -100,7 +110,7 @@ class WrittenAhead:
 
     def write_record(self, record: bytes, pause: Pause) -> None:
         """Do what `write` does, for an item that is already a record."""
-        self.record = record = annotated(record, deliveries=self._deliveries)
+        self.record = record = self._noted(record)
         self._records[item_expiry(record)] = record
         for one in self._expiries:
             own = self._record_for(one, pause)
@@ -121,14 +131,17 @@ class WrittenAhead:
         if record is None:
             data = memoryview(self.record)[ADDX_HEADER:]
             made = item_in_pieces(self._added, expiry, data, pause)
-            record = self._records[expiry] = annotated(made, deliveries=self._deliveries)
+            record = self._records[expiry] = self._noted(made)
         return record
+
+    def _noted(self, record: bytes) -> bytes:
+        return annotated(record, deliveries=self._deliveries, letter=self._letter)
 
     def _note_for(self, one: Queue) -> ItemNote | None:
         mark = self._mark_for(one)
         if mark is not None:
             return self._writers[one].mark_note(mark)
-        return _count_note if self._deliveries else None
+        return item_note if self._deliveries or self._letter else None
 
     def _mark_for(self, one: Queue) -> PutMark | None:
         if self._mark is None or one is self.queue:
@@ -147,6 +160,8 @@ class WrittenAhead:
             self.discard()
             return queue.add_record_once(self.record, mark, is_delayed=self._is_delayed)
         queue.check_writes()
+        if self._is_alone:
+            return self._accept(queue)
         return queue.accept_in_all(self._accept, is_delayed=self._is_delayed)
 
     def _accept(self, one: Queue) -> bool:
@@ -171,10 +186,6 @@ class WrittenAhead:
         """Remove the files whose item was not added; the others have new names."""
         for one, file in self._files.items():
             one.discard_file(file)
-
-
-def _count_note(record: bytes, last_xid: int) -> bytes:
-    return deliveries_note(item_deliveries(record), last_xid)
 
 
 def add_to_each(adds: Iterable[Callable[[], bool]], unavailable: str | None = None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.export_rows import ExportRow, checked_row
+from kestrelmq.journal.export_rows import ExportRow, checked_row, dead_letter_fields
 from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
 from kestrelmq.journal.loading import fold, recover, replay_delayed
 from kestrelmq.journal.names import (
@@ -57,7 +57,8 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
     number = 0
     while (record := state.take()) is not None:
         data, added, expiry = item_data(record), item_add_time(record), item_expiry(record)
-        yield ExportRow(selected.queue, number, data, added, expiry)
+        dead = dead_letter_fields(record)
+        yield ExportRow(selected.queue, number, data, added, expiry, dead_letter=dead)
         number += 1
 
 

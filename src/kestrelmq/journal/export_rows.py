@@ -1,7 +1,8 @@
 """An item as a row of an export, and as a line of JSON.
 
 A row is an item: its queue, its position (0 is the head), its data, and its add time and expiry in
-milliseconds (0 for never). The row of a delayed item says when it is due, and has no position.
+milliseconds (0 for never). The row of a delayed item says when it is due, and has no position. That
+of a dead letter has an object `dead_letter`: its origin, when it died (ms), why, its deliveries.
 """
 
 import base64
@@ -13,7 +14,14 @@ from typing import Any, Final
 
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.names import delayed_name
-from kestrelmq.journal.records import LATEST, REMOVE_TENTATIVE_RECORD, item
+from kestrelmq.journal.notes import DeadLetter, counted, dead_letter
+from kestrelmq.journal.records import (
+    LATEST,
+    REMOVE_TENTATIVE_RECORD,
+    annotated,
+    item,
+    item_deliveries,
+)
 from kestrelmq.names import queue_name_error
 
 _PIECE: Final = 3 << 16
@@ -31,6 +39,8 @@ class ExportRow:
     expiry: int
     due: int = 0
     """When it is due (ms), if it is a delayed item; otherwise 0."""
+    dead_letter: dict[str, Any] | None = None
+    """What is in the object, if it is a dead letter."""
 
     @property
     def journal(self) -> str:
@@ -42,7 +52,19 @@ class ExportRow:
         """The records that add the item to its journal."""
         if self.due:
             return item(self.due, self.expiry, self.data) + REMOVE_TENTATIVE_RECORD
-        return item(self.add_time, self.expiry, self.data)
+        record, dead = item(self.add_time, self.expiry, self.data), self.dead_letter
+        if dead is None:
+            return record
+        letter = DeadLetter(dead["origin"], dead["died"], dead["why"]).packed()
+        return counted(annotated(record, deliveries=dead["deliveries"], letter=letter), 0)
+
+
+def dead_letter_fields(record: bytes) -> dict[str, Any] | None:
+    """Return `ExportRow.dead_letter` of an item."""
+    letter = dead_letter(record)
+    if letter is None:
+        return None
+    return {**letter._asdict(), "deliveries": item_deliveries(record)}
 
 
 def data_fields(data: bytes) -> dict[str, str]:
@@ -57,6 +79,8 @@ def to_json(row: ExportRow) -> str:
     """Return a row as a line of JSON; data that is not UTF-8 is in `data_base64`."""
     where: dict[str, object] = {"queue": row.queue}
     where |= {"due": row.due} if row.due else {"position": row.position}
+    if row.dead_letter is not None:
+        where["dead_letter"] = row.dead_letter
     return "".join(json_pieces(where, row.data, (row.add_time, row.expiry)))
 
 
@@ -110,7 +134,8 @@ def from_json(line: str | bytes, number: int, now: int, queue: str | None = None
         fields = _object(line)
         name = fields.get("queue") if queue is None else queue
         added, expiry = fields.get("add_time", now), fields.get("expiry", 0)
-        return checked_row(name, number, _data(fields), added, expiry, fields.get("due", 0))
+        row = checked_row(name, number, _data(fields), added, expiry, fields.get("due", 0))
+        return replace(row, dead_letter=_dead_letter(fields.get("dead_letter")))
     except (ValueError, TypeError) as error:
         raise JournalError(f"line {number}: not a row of an export: {error}") from None
 
@@ -149,6 +174,23 @@ def _data(fields: Mapping[str, Any]) -> bytes:
         kind = "base64" if name != "data" else "UTF-8"
         reason = error.reason if isinstance(error, UnicodeEncodeError) else str(error)
         raise ValueError(f"{name} cannot be {kind}: {reason}") from None
+
+
+def _dead_letter(given: Any) -> dict[str, Any] | None:
+    """Return the object of a dead letter. Raises ValueError, TypeError: it is none."""
+    if given is None:
+        return None
+    kinds = {"origin": str, "died": int, "why": str, "deliveries": int}
+    if not isinstance(given, dict) or any(
+        type(given.get(name)) is not kind for name, kind in kinds.items()
+    ):
+        raise TypeError("dead_letter has an origin, when it died (ms), why, and its deliveries")
+    problem = queue_name_error(given["origin"])
+    if problem is not None:
+        raise ValueError(problem)
+    if not (0 <= given["died"] <= LATEST and given["deliveries"] >= 0):
+        raise ValueError("the numbers of dead_letter are not below 0, and below 2^63")
+    return {name: given[name] for name in kinds}
 
 
 def checked_row(

@@ -20,9 +20,10 @@ from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.checksum import crc32
 from kestrelmq.journal.records import (
+    item_deliveries,
+    item_letter,
     save_xid,
     save_xids,
     unremove,
@@ -37,6 +38,8 @@ DELAYED: Final = 3
 """Kind: i32 xid, u32 CRC-32; the next record adds the item of that read of `NAME~~delayed`."""
 JOINED: Final = 4
 """Kind: i32 xid, u32 CRC-32, as often as it fits; the items of those reads were added already."""
+DEAD: Final = 5
+"""Kind: u32, how often the item that the next record adds was handed out, and its `DeadLetter`."""
 
 _WORD: Final = Struct("<i")
 _U32: Final = Struct("<I")
@@ -47,6 +50,9 @@ _HEADER_WORDS: Final = 3
 _MOST: Final = 0xFFFF_FFFF
 _JOIN: Final = Struct("<iI")
 _JOINS_IN_NOTE: Final = 10_000
+_LETTER: Final = Struct("<qB")
+MAX_WHY: Final = 200
+"""The most bytes of the reason of a dead letter."""
 
 
 ItemNote = Callable[[bytes, int], bytes]
@@ -60,6 +66,38 @@ class Note(NamedTuple):
     payload: bytes
 
 
+class DeadLetter(NamedTuple):
+    """What a dead letter keeps besides its deliveries.
+
+    Attributes:
+        origin: the name of the queue that it came from.
+        died: when (ms since the epoch).
+        why: why it was given back the last time.
+    """
+
+    origin: str
+    died: int
+    why: str
+
+    def packed(self) -> bytes:
+        """Return it as bytes: i64 died, u8 length and origin, why."""
+        origin, why = self.origin.encode(), self.why.encode()[:MAX_WHY]
+        return _LETTER.pack(self.died, len(origin)) + origin + why
+
+
+def dead_letter(record: bytes) -> DeadLetter | None:
+    """Return what a dead letter keeps; None for any other item."""
+    letter = item_letter(record)
+    if not letter:
+        return None
+    died, length = _LETTER.unpack_from(letter)
+    end = _LETTER.size + length
+    origin, why = (
+        part.decode(errors="replace") for part in (letter[_LETTER.size : end], letter[end:])
+    )
+    return DeadLetter(origin, died, why)
+
+
 def encode(note: Note, last_xid: int) -> bytes:
     """Return the records of a note; `last_xid` is the last-used xid, before and after it."""
     payload = note.payload
@@ -70,10 +108,18 @@ def encode(note: Note, last_xid: int) -> bytes:
 
 
 def counted(record: bytes, last_xid: int) -> bytes:
-    """Return the records that add an item, with how often it was handed out, if it ever was."""
-    if isinstance(record, AnnotatedItem) and record.deliveries:
-        return deliveries_note(record.deliveries, last_xid) + record
-    return record
+    """Return the records that add an item: with a note before it, if there is anything to note."""
+    if type(record) is bytes:
+        return record
+    return item_note(record, last_xid) + record
+
+
+def item_note(record: bytes, last_xid: int) -> bytes:
+    """Return the note with what the record of an item cannot hold; empty if that is nothing."""
+    deliveries, letter = item_deliveries(record), item_letter(record)
+    if letter:
+        return encode(Note(DEAD, _U32.pack(min(deliveries, _MOST)) + letter), last_xid)
+    return deliveries_note(deliveries, last_xid) if deliveries else b""
 
 
 def deliveries_note(count: int, last_xid: int) -> bytes:
@@ -88,10 +134,21 @@ def uncounted_unremove(xid: int, last_xid: int) -> bytes:
 
 def noted_deliveries(note: Note | None) -> int:
     """Return how often the next item was handed out, if `note` says so; otherwise 0."""
-    if note is None or note.kind != DELIVERIES or len(note.payload) != _U32.size:
+    if note is None or not (
+        (note.kind == DELIVERIES and len(note.payload) == _U32.size) or noted_letter(note)
+    ):
         return 0
-    count: int = _U32.unpack(note.payload)[0]
+    count: int = _U32.unpack_from(note.payload)[0]
     return count
+
+
+def noted_letter(note: Note | None) -> bytes:
+    """Return the packed `DeadLetter` that the next item is, if `note` says so; otherwise empty."""
+    if note is None or note.kind != DEAD:
+        return b""
+    letter = note.payload[_U32.size :]
+    is_whole = len(letter) >= _LETTER.size and len(letter) >= _LETTER.size + letter[8]
+    return letter if is_whole else b""
 
 
 def joining(xid: int, record: bytes, last_xid: int) -> bytes:
@@ -129,6 +186,8 @@ def describe(note: Note) -> str:
         return "the next UNREMOVE does not count as a delivery"
     if note.kind == DELIVERIES:
         return f"the next item was delivered {noted_deliveries(note)} times"
+    if note.kind == DEAD:
+        return f"the next item is a dead letter, delivered {noted_deliveries(note)} times"
     return f"a note of the unknown kind {note.kind}"
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.files import open_regular
-from kestrelmq.journal.notes import NoteReader, noted_deliveries
+from kestrelmq.journal.notes import NoteReader, noted_deliveries, noted_letter
 from kestrelmq.journal.records import (
     ADDX,
     CONFIRM_REMOVE,
@@ -92,6 +92,7 @@ class JournalReader:
         position: where in the file the next record to look at begins.
         item_bytes: bytes of the items that were returned so far.
         next_deliveries: how often the next item was handed out, if a note before it was read.
+        next_letter: the packed `DeadLetter` that it is, if so.
         large: bytes of the next record, if `read` stopped before it because it is large.
     """
 
@@ -114,7 +115,7 @@ class JournalReader:
         self.file = file
         self.position = position
         self.item_bytes = self.large = 0
-        self.next_deliveries = 0
+        self.next_deliveries, self.next_letter = 0, b""
         # Another object whenever the reader moves to another place.
         self._visit = object()
         self._notes = NoteReader()
@@ -169,7 +170,7 @@ class JournalReader:
             if self._length:
                 count = (max_bytes - read + self._length - 1) // self._length
                 taken = self._take_run(min(count, max_items - len(items)))
-                if self.next_deliveries:
+                if self.next_deliveries or self.next_letter:
                     taken[0] = self._annotated(taken[0])
                 items += taken
                 read += len(taken) * self._length
@@ -189,7 +190,8 @@ class JournalReader:
             else:
                 item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
-                items.append(self._annotated(item) if self.next_deliveries else item)
+                is_noted = self.next_deliveries or self.next_letter
+                items.append(self._annotated(item) if is_noted else item)
                 read += len(item)
                 continue
             other += end - start
@@ -202,16 +204,17 @@ class JournalReader:
         """Read a SAVE_XID, which may be a word of a note about the next item."""
         note = self._notes.feed(xid)
         if note is not None:
-            self.next_deliveries = noted_deliveries(note)
+            self.next_deliveries, self.next_letter = noted_deliveries(note), noted_letter(note)
 
     def _annotated(self, item: bytes) -> bytes:
         """Return the item after a note with what the note says."""
-        deliveries, self.next_deliveries = self.next_deliveries, 0
-        return AnnotatedItem.of(item, xid=kept_xid(item), deliveries=deliveries)
+        deliveries, letter = self.next_deliveries, self.next_letter
+        self.next_deliveries, self.next_letter = 0, b""
+        return AnnotatedItem.of(item, xid=kept_xid(item), deliveries=deliveries, letter=letter)
 
     def _forget_note(self) -> None:
         self._notes.reset()
-        self.next_deliveries = 0
+        self.next_deliveries, self.next_letter = 0, b""
 
     def _take_run(self, count: int) -> list[bytes]:
         """Return the next items of the run in the chunk, at most `count`."""
@@ -364,7 +367,7 @@ class JournalReader:
         reader = JournalReader(self._path, self.file, self.position, self._size, self._open_file)
         if self._descriptor is not None:
             reader._descriptor = os.dup(self._descriptor)
-        reader.next_deliveries = self.next_deliveries
+        reader.next_deliveries, reader.next_letter = self.next_deliveries, self.next_letter
         reader._notes = self._notes.copy()
         return reader
 

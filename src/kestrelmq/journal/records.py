@@ -324,11 +324,11 @@ def remove_tentative_xid(xid: int) -> bytes:
     return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
-def annotated(record: bytes, *, deliveries: int = 0) -> bytes:
-    """Return `record` with this annotation alone; the record itself if it is to have none."""
-    if not deliveries and not isinstance(record, AnnotatedItem):
+def annotated(record: bytes, *, deliveries: int = 0, letter: bytes = b"") -> bytes:
+    """Return `record` with these annotations alone; the record itself if it is to have none."""
+    if not deliveries and not letter and not isinstance(record, AnnotatedItem):
         return record
-    return AnnotatedItem.of(record, deliveries=deliveries)
+    return AnnotatedItem.of(record, deliveries=deliveries, letter=letter)
 
 
 def waiting_again(record: bytes, *, counted: bool) -> bytes:
@@ -336,13 +336,16 @@ def waiting_again(record: bytes, *, counted: bool) -> bytes:
 
     `counted` is whether it was handed out once more.
     """
-    return annotated(record, deliveries=item_deliveries(record) + counted)
+    deliveries, letter = item_deliveries(record) + counted, item_letter(record)
+    return annotated(record, deliveries=deliveries, letter=letter)
 
 
 def another(record: bytes) -> bytes:
     """Return the same item, with its annotations, as another object."""
     if isinstance(record, AnnotatedItem):
-        return AnnotatedItem.of(record, xid=record.xid, deliveries=record.deliveries)
+        return AnnotatedItem.of(
+            record, xid=record.xid, deliveries=record.deliveries, letter=record.letter
+        )
     return bytes(memoryview(record))
 
 
@@ -354,6 +357,11 @@ def kept_xid(record: bytes) -> int | None:
 def item_deliveries(record: bytes) -> int:
     """Return how often an item was handed out before."""
     return record.deliveries if isinstance(record, AnnotatedItem) else 0
+
+
+def item_letter(record: bytes) -> bytes:
+    """Return where a dead letter came from, when and why (`notes.DeadLetter`); empty for others."""
+    return record.letter if isinstance(record, AnnotatedItem) else b""
 
 
 def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:

@@ -44,7 +44,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
-from kestrelmq.journal.notes import counted, deliveries_note, joined_notes
+from kestrelmq.journal.notes import counted, item_note, joined_notes
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
@@ -55,7 +55,6 @@ from kestrelmq.journal.records import (
     add_xid,
     encode,
     item,
-    item_deliveries,
     next_xid,
     remove_tentative_xid,
     save_xid,
@@ -109,8 +108,8 @@ def open_read_records(
         if dialect == "kestrel-2":
             yield counted(record, last_xid) + remove_tentative_xid(xid)
             continue
-        deliveries, before = item_deliveries(record), xid_before(xid or instead_of_0)
-        prelude = deliveries_note(deliveries, before) if deliveries else save_xid(before)
+        before = xid_before(xid or instead_of_0)
+        prelude = item_note(record, before) or save_xid(before)
         yield prelude + add_xid(xid, record) + REMOVE_TENTATIVE_RECORD
     if dialect != "kestrel-2":
         yield save_xid(last_xid)

@@ -43,6 +43,7 @@ from kestrelmq.journal.notes import (
     NoteReader,
     noted_deliveries,
     noted_joins,
+    noted_letter,
 )
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
 from kestrelmq.journal.read_table import ReadTable
@@ -279,8 +280,8 @@ class Replay:
         self.is_note_cut = False
         # Whether a note says something about the item that the next record adds.
         self._is_item_noted = False
-        # How often that item was handed out, according to a note.
-        self._deliveries = 0
+        # How often that item was handed out, according to a note; and its letter if it is dead.
+        self._deliveries, self._letter = 0, b""
         # Whether a note says that the next read that is given back does not count.
         self._is_uncounted = False
         self._delayed = delayed
@@ -417,13 +418,16 @@ class Replay:
 
     def _forget_notes(self) -> None:
         self._notes.reset()
-        self._deliveries, self._is_uncounted, self._joining = 0, False, None
+        self._deliveries, self._letter = 0, b""
+        self._is_uncounted, self._joining = False, None
         self._mark, self._is_item_noted = None, False
 
     def _add(self, item: bytes, start: int) -> None:
         size = len(item) - ADDX_HEADER
-        if self._deliveries and self.behind is None:
-            item = AnnotatedItem.of(item, xid=kept_xid(item), deliveries=self._deliveries)
+        if (self._deliveries or self._letter) and self.behind is None:
+            item = AnnotatedItem.of(
+                item, xid=kept_xid(item), deliveries=self._deliveries, letter=self._letter
+            )
         limit = self._limit
         if self.behind is None and (
             limit is None or self.memory_bytes + size <= limit or not self.memory
@@ -437,7 +441,8 @@ class Replay:
         noted = self._mark
         if noted is not None and noted.is_of(item):
             self.producers.set(noted.mark, noted.added)
-        self._deliveries, self._joining, self._mark, self._is_item_noted = 0, None, None, False
+        self._deliveries, self._letter, self._joining = 0, b"", None
+        self._mark, self._is_item_noted = None, False
 
     def _add_behind(self, size: int, start: int) -> None:
         if self.behind is None:
@@ -445,6 +450,7 @@ class Replay:
                 raise ValueError("a memory limit needs a reader")
             self.behind = self._open_reader(self._files[-1], start)
             self.behind.next_deliveries = self._deliveries
+            self.behind.next_letter = self._letter
         self.behind_items += 1
         self.behind_bytes += size
 
@@ -484,13 +490,16 @@ class Replay:
         self.last_xid = xid
         note = self._notes.feed(xid)
         if note is not None:
-            self._deliveries = noted_deliveries(note)
+            self._deliveries, self._letter = noted_deliveries(note), noted_letter(note)
             self._is_uncounted = note.kind == UNCOUNTED
             if self._delayed:
                 self._note_joins(note)
             self._mark = noted_mark(note)
             self._is_item_noted = (
-                self._deliveries != 0 or self._joining is not None or self._mark is not None
+                self._deliveries != 0
+                or self._letter != b""
+                or self._joining is not None
+                or self._mark is not None
             )
             self.reserved.apply(note, self.open)
             self.producers.apply(note)

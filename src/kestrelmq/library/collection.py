@@ -18,7 +18,14 @@ from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
 from kestrelmq.engine.durability import GroupCommit
-from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Step, source_of_dead_letters
+from kestrelmq.engine.moving import (
+    SLICE_BYTES,
+    Copy,
+    Move,
+    Moved,
+    Redrive,
+    Step,
+)
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import ThreadWorker
@@ -260,7 +267,10 @@ class QueueCollection:
             InvalidQueueName: what is added to the target comes to the queue, too.
             JournalError: a queue could not be written; items may be in both.
         """
-        queue, work = self._begun(Move, name, target, count)
+        return self._moved(*self._begun(Move, name, target, count))
+
+    def _moved(self, queue: Queue | None, work: Move | None) -> Moved | None:
+        """Do a move of items of `queue`; None if there is no such queue."""
         if queue is None or work is None:
             return None
         with closing(work.slices()) as slices:
@@ -278,14 +288,18 @@ class QueueCollection:
     def redrive(self, name: str, target: str | None = None) -> Moved | None:
         """Move all dead letters of a queue to where they came from, or to another queue; as `move`.
 
-        Raises:
-            InvalidQueueName: `target` is not given, and not exactly one queue has `name` as its
-                `dead_letter_queue`.
+        No fanout children get them. Without a target, those from unknown queues, or from such that
+        are gone, stay; `Moved.stopped` says how many.
         """
         given_name(name)
-        if target is None:
-            target = self._change(lambda queues: source_of_dead_letters(queues, name))
-        return self.move(name, target)
+        if target is not None:
+            given_name(target)
+
+        def begin(queues: Queues) -> tuple[Queue | None, Redrive | None]:
+            queue = queues.existing(name)
+            return queue, None if queue is None else Redrive(queues, queue, target, bool)
+
+        return self._moved(*self._change(begin))
 
     def copy(self, name: str, target: str, count: int | None = None) -> Moved | None:
         """Copy the first items of a queue to the end of another one; as `move`.

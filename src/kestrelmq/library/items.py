@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from kestrelmq.given_data import given_number, given_time
+from kestrelmq.journal.notes import DeadLetter, dead_letter
 from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
 
 Expiry = float | timedelta | datetime | None
@@ -27,6 +28,7 @@ class Item:
         expiry: when it expires, in milliseconds since the epoch; None for never.
         xid: the open read, for `unremove` and `confirm_remove`; 0 if none was opened.
         deliveries: how often it was handed out before, and came back; no part of a comparison.
+        dead_letter: where it came from, when it died and why, if it is a dead letter; likewise.
     """
 
     data: bytes
@@ -34,6 +36,7 @@ class Item:
     expiry: int | None
     xid: int = 0
     deliveries: int = field(default=0, compare=False)
+    dead_letter: DeadLetter | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, record: bytes, xid: int) -> "Item":
@@ -44,6 +47,7 @@ class Item:
             item_expiry(record) or None,
             xid,
             item_deliveries(record),
+            dead_letter(record),
         )
 
 

@@ -31,7 +31,8 @@ from kestrelmq.engine.searching import READ_BYTES, SEARCHED_ITEMS, Search, match
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded, TagRefused
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
-from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
+from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
+from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
@@ -449,8 +450,14 @@ class QueueOperations(QueueUse):
         with closing(looks):
             while (look := await self._next(looks)) is not None:
                 for record in await self._read(look):
-                    item = Item.of(record, 0)
-                    row = ExportRow(self._name, place, item.data, item.add_time, item.expiry or 0)
+                    row = ExportRow(
+                        self._name,
+                        place,
+                        item_data(record),
+                        item_add_time(record),
+                        item_expiry(record),
+                        dead_letter=dead_letter_fields(record),
+                    )
                     yield to_json(row)
                     place += 1
 

@@ -34,15 +34,17 @@ class Move:
 
     Attributes:
         queue: the name of the queue.
-        target: where they go; None is back to the queue of these dead letters.
+        target: where they go; None is back to where these dead letters came from.
         count: how many; None is all.
         copies: whether they stay in the queue, too.
+        redrives: whether they are dead letters, which fanout children do not get again.
     """
 
     queue: str
     target: str | None
     count: int | None
     copies: bool = False
+    redrives: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from kestrelmq.marks import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
@@ -351,10 +351,19 @@ def value_parts(
 
 
 def browsed_parts(
-    place: int, times: tuple[int, int], data: bytes | memoryview
+    place: int, times: tuple[int, int], data: bytes | memoryview, letter: bytes = b""
 ) -> tuple[bytes, bytes | memoryview, bytes]:
-    """Return an item of a `browse`, in parts: its place, its times (epoch ms) and its data."""
-    return b"ITEM %d %d %d %d\r\n" % (place, *times, len(data)), data, b"\r\n"
+    """Return an item of a `browse`, in parts: its place, its times (epoch ms) and its data.
+
+    `letter` is what `letter_words` returns, if it is a dead letter.
+    """
+    return b"ITEM %d %d %d%b %d\r\n" % (place, *times, letter, len(data)), data, b"\r\n"
+
+
+def letter_words(origin: str, died: int, why: str, deliveries: int) -> bytes:
+    """Return the words about a dead letter, each after a space; `died` is in ms since the epoch."""
+    words = f" from={origin} died={died} deliveries={deliveries} why={quote(why, safe='')}"
+    return words.encode()
 
 
 def reserved_rest(nonce: int, deliveries: int, times: tuple[int, int], size: int) -> bytes:
@@ -648,7 +657,8 @@ class Parser:
     def _redrive(self, words: list[bytes]) -> Move:
         if len(words) not in {1, 2}:
             raise ClientFault("redrive takes a queue, and perhaps a target", closes=False)
-        return Move(self._queue(words[0]), self._queue(words[1]) if len(words) == 2 else None, None)
+        target = self._queue(words[1]) if len(words) == 2 else None
+        return Move(self._queue(words[0]), target, None, redrives=True)
 
     def _declare(self, words: list[bytes]) -> Declare:
         if not words:

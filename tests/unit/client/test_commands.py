@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kestrelmq.client import BrowsedItem, BrowsedPage, Moved, commands
+from kestrelmq.client import BrowsedItem, BrowsedPage, DeadLetter, Moved, commands
 from kestrelmq.errors import InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -146,6 +146,10 @@ def test_browsed_items_are_read() -> None:
     data = b"ITEM 5 1000 0 4\r\nEND\n\r\nITEM 9 1001 2000 0\r\n\r\nNEXT 10\r\n" + END
     items = [BrowsedItem(5, b"END\n", 1000, 0), BrowsedItem(9, b"", 1001, 2000)]
     assert result(command, data) == BrowsedPage(items, 10)
+    words = b"from=a died=7 deliveries=2 why=50%25%20of%20it"
+    letter = DeadLetter("a", 7, "50% of it", 2)
+    data = b"ITEM 5 1000 0 %b 1\r\nx\r\n" % words + END
+    assert result(command, data) == BrowsedPage([BrowsedItem(5, b"x", 1000, 0, letter)], None)
     assert result(command, END) == BrowsedPage([], None)
     assert result(command, b"NOT_FOUND\r\n") is None
 
@@ -155,6 +159,8 @@ def test_browsed_items_are_read() -> None:
     [
         b"ITEM 5 1000 1\r\nx\r\n",
         b"ITEM 5 x 0 1\r\nx\r\n",
+        b"ITEM 5 1000 0 from=a died=1 deliveries=2 1\r\nx\r\n",
+        b"ITEM 5 1000 0 from=a died=x deliveries=2 why=y 1\r\nx\r\n",
         b"NEXT x\r\n",
         b"STORED\r\n",
         b"VALUE q 0 1\r\nx\r\n",

@@ -11,6 +11,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
 from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.notes import DeadLetter, dead_letter
 from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.library import PersistentQueue
 from tests.support.crashing_directory import CrashingDirectory
@@ -99,6 +100,45 @@ def test_each_delivery_counts(tmp_path: Path, dialect: str) -> None:
     assert counts(spool) == [2, 0]
     give_back(spool)
     assert counts(spool) == [3, 0]
+    spool.close()
+
+
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+def test_a_dead_letter_keeps_its_origin(tmp_path: Path, dialect: str, limit: int) -> None:
+    """Beyond memory and in it, over restarts, deliveries, and a packing while it is open or not."""
+    settings = {"journal_dialect": dialect, "max_memory_size": limit}
+    dead = QueueConfig.model_validate(settings)
+    spool = Spool(tmp_path, dead, max_deliveries=1)
+    spool.add(b"a", b"b", b"c")
+    for _ in range(3):
+        give_back(spool)
+    letters = [DeadLetter("jobs", spool.clock.now(), "it was given back")] * 3
+
+    def check(*counted: int) -> None:
+        for restarts in (False, True):
+            if restarts:
+                spool.restart()
+            found = [spool.open_read(DEAD) for _ in letters]
+            records = [spool.queue(DEAD).open[xid] for xid in found]
+            assert [dead_letter(one) for one in records] == letters
+            assert [item_deliveries(one) for one in records] == list(counted)
+            spool.queue(DEAD).give_back(found, counted=False)
+            spool.commit()
+
+    check(1, 1, 1)
+    xid = spool.open_read(DEAD)
+    spool.queue(DEAD).give_back((xid,))
+    spool.commit()
+    check(2, 1, 1)
+    for opens in (False, True):
+        held = [spool.open_read(DEAD)] if opens else []
+        upkeep = spool.queue(DEAD)._upkeep
+        assert upkeep is not None
+        upkeep._rewrite()
+        spool.queue(DEAD).give_back(held, counted=False)
+        spool.commit()
+        check(2, 1, 1)
     spool.close()
 
 

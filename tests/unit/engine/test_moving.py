@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.config import ServerConfig, config_from_toml
+from kestrelmq.clock import no_pause
+from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
 from kestrelmq.engine.browsing import View
 from kestrelmq.engine.moving import (
     SLICE_BYTES,
@@ -14,11 +15,12 @@ from kestrelmq.engine.moving import (
     Copy,
     Move,
     Moved,
-    source_of_dead_letters,
+    Redrive,
 )
 from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.worker import run_to_end
+from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.journal.notes import DeadLetter, dead_letter
 from kestrelmq.journal.records import item_deliveries
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
@@ -269,33 +271,149 @@ def test_no_queue_can_have_that_target(spool: LocalQueues, target: str) -> None:
     assert set(spool.collection.queues) == {"jobs"}
 
 
-def test_whose_dead_letters_a_queue_has(tmp_path: Path) -> None:
-    """Only one queue may have it as its dead-letter queue, or the target must be named."""
-    config = config_from_toml(
-        "".join(
-            f'[queues.{name}]\nmax_deliveries = 1\ndead_letter_queue = "{dead}"\n'
-            for name, dead in (("a", "one"), ("b", "two"), ("c", "two"))
-        ),
-        "test",
-    )
-    spool = LocalQueues(config.model_copy(update={"queue_path": tmp_path}))
-    for name in "abc":
-        spool.add(b"x", name=name)
-    assert source_of_dead_letters(spool.collection, "one") == "a"
-    for name, why in (("two", "several queues have two"), ("none", "no queue has none")):
-        with pytest.raises(InvalidQueueName, match=why):
-            source_of_dead_letters(spool.collection, name)
+# --- redrive ---
+
+DEAD = QueueConfig(max_deliveries=1, dead_letter_queue="dead")
+
+
+def dead_letters(path: Path, **queues: QueueConfig) -> LocalQueues:
+    """Return queues; all but those in `queues` send what fails once to `dead`."""
+    spool = LocalQueues(ServerConfig(queue_path=path, default=DEAD, queues=queues))
+    spool.queue("orders+audit")
+    spool.queue("orders+billing")
+    return spool
+
+
+def fail(spool: LocalQueues, name: str, *items: bytes) -> None:
+    """Add items to a queue only, and let each fail there."""
+    for data in items:
+        assert spool.queue(name).add_alone(data)
+        spool.queue(name).give_back((spool.open_read(name),), why="it is bad")
+        spool.commit()
+
+
+def redrive(spool: LocalQueues, target: str | None = None, *refused: str) -> tuple[int, str | None]:
+    """Redrive `dead`, where nothing may be added to the queues `refused`."""
+
+    def check(name: str) -> None:
+        if name in refused:
+            raise QueueUnavailable(f"no {name}")
+
+    work = Redrive(spool.collection, spool.queue("dead"), target, check)
+    for step in work.slices():
+        if not isinstance(step, tuple):
+            step(no_pause)
+        spool.commit()
+    spool.commit()
+    return work.moved, work.stopped
+
+
+@pytest.mark.parametrize("size", [1, WRITE_AHEAD_SIZE])
+def test_each_dead_letter_goes_to_its_own_origin_only(tmp_path: Path, size: int) -> None:
+    """Not to fanout children, nor to a master; the settings of many queues may name the same."""
+    spool = dead_letters(tmp_path)
+    for name in ("work", "orders", "orders+audit"):
+        fail(spool, name, name[-1:].encode() * size)
+    died = spool.clock.now()
+    for _ in range(2):
+        found = [dead_letter(one) for one in spool.queue("dead").browse(9)]
+        assert found == [
+            DeadLetter(name, died, "it is bad") for name in ("work", "orders", "orders+audit")
+        ]
+        spool.restart()
+    assert redrive(spool) == (3, None)
+    for _ in range(2):
+        assert {name: spool.items(name) for name in spool.collection.queues} == {
+            "dead": [],
+            "work": [b"k" * size],
+            "orders": [b"s" * size],
+            "orders+audit": [b"t" * size],
+            "orders+billing": [],
+        }
+        (again,) = spool.queue("work").browse(1)
+        assert (dead_letter(again), item_deliveries(again)) == (None, 0)
+        spool.restart()
     spool.close()
 
 
-def test_a_dead_letter_queue_of_all_queues_has_only_the_letters_of_others(tmp_path: Path) -> None:
-    """It inherits itself as its dead-letter queue, which does not count."""
-    spool = LocalQueues(queue_settings(tmp_path, max_deliveries=1, dead_letter_queue="dead"))
-    spool.add(b"x", name="dead")
-    with pytest.raises(InvalidQueueName, match="no queue has dead"):
-        source_of_dead_letters(spool.collection, "dead")
-    spool.add(b"x", name="work")
-    assert source_of_dead_letters(spool.collection, "dead") == "work"
+@pytest.mark.parametrize("size", [1, WRITE_AHEAD_SIZE])
+def test_a_named_target_gets_them_all_and_its_children_none(tmp_path: Path, size: int) -> None:
+    """Those, too, whose origin is not known."""
+    spool = dead_letters(tmp_path)
+    fail(spool, "work", b"1" * size)
+    spool.add(b"2" * size, name="dead")
+    assert redrive(spool, "orders") == (2, None)
+    assert spool.items("orders") == [b"1" * size, b"2" * size]
+    assert spool.items("orders+audit") == spool.items("orders+billing") == []
+    spool.close()
+
+
+def test_letters_whose_origin_cannot_have_them_stay(tmp_path: Path) -> None:
+    """In order, and counted; they keep nobody else, and count no delivery."""
+    spool = dead_letters(
+        tmp_path,
+        full=DEAD.model_copy(update={"max_items": 1}),
+        shared=DEAD.model_copy(update={"fanout_only": True}),
+    )
+    fail(spool, "full", b"full")
+    spool.add(b"first", name="full")
+    for name in ("gone", "forbidden", "work"):
+        fail(spool, name, name.encode())
+    spool.add(b"unknown", name="dead")
+    fail(spool, "work", b"large" * WRITE_AHEAD_SIZE)
+    spool.collection.delete("gone")
+    moved, stopped = redrive(spool, None, "forbidden")
+    assert moved == 2
+    assert stopped is not None
+    assert stopped.startswith("4 stay: queue gone is gone; no forbidden; where they came from is")
+    for _ in range(2):
+        assert spool.items("dead") == [b"full", b"gone", b"forbidden", b"unknown"]
+        assert [item_deliveries(one) for one in spool.queue("dead").browse(9)] == [1, 1, 1, 0]
+        spool.restart()
+    spool.take("full")
+    assert redrive(spool, None, "forbidden")[0] == 1
+    assert spool.items("full") == [b"full"]
+    spool.close()
+
+
+def test_a_fanout_only_queue_gets_no_letter(tmp_path: Path) -> None:
+    """It would keep none, and its children are not to have it again."""
+    spool = dead_letters(tmp_path)
+    fail(spool, "orders", b"1")
+    only = DEAD.model_copy(update={"fanout_only": True})
+    spool.reload(spool.config.model_copy(update={"queues": {"orders": only}}))
+    assert redrive(spool) == (0, "1 stay: queue orders keeps no items: it is fanout_only")
+    assert spool.items("dead") == [b"1"]
+    spool.close()
+
+
+def test_a_redrive_that_was_killed_loses_and_counts_nothing(tmp_path: Path) -> None:
+    """Its letters are open reads, which the next start gives back; they are letters still."""
+    spool = dead_letters(tmp_path)
+    fail(spool, "work", b"1", b"2")
+    spool.add(b"unknown", name="dead")
+    before = [dead_letter(one) for one in spool.queue("dead").browse(9)]
+    slices = Redrive(spool.collection, spool.queue("dead"), None, bool).slices()
+    next(slices)
+    spool.commit()
+    spool.kill()
+    left = list(spool.queue("dead").browse(9))
+    assert [dead_letter(one) for one in left] == before
+    assert [item_deliveries(one) for one in left] == [1, 1, 0]
+    spool.close()
+
+
+def test_a_redrive_that_is_given_up_leaves_the_order(tmp_path: Path) -> None:
+    """Of those that it had passed over, and of those that it moved and could not confirm."""
+    spool = dead_letters(tmp_path)
+    fail(spool, "work", b"1")
+    spool.add(b"unknown", name="dead")
+    fail(spool, "work", b"2")
+    slices = Redrive(spool.collection, spool.queue("dead"), None, bool).slices()
+    next(slices)
+    slices.close()
+    spool.commit()
+    assert spool.items("dead") == [b"1", b"unknown", b"2"]
     spool.close()
 
 

@@ -110,6 +110,11 @@ def test_delayed_items_that_joined_a_long_queue_are_items_of_it(tmp_path: Path) 
 # --- lines of JSON ---
 
 
+def _letter_line(**fields: object) -> str:
+    letter = {"origin": "work", "died": NOW, "why": "it is bad", "deliveries": 3} | fields
+    return json.dumps({"queue": "jobs", "data": "x", "dead_letter": letter})
+
+
 @pytest.mark.parametrize("times", [1, 100_001])
 @pytest.mark.parametrize("data", [b"", "größer\n".encode(), b"\xff\x00"])
 def test_a_line_of_json_says_the_row(data: bytes, times: int) -> None:
@@ -125,6 +130,16 @@ def test_a_line_of_json_says_the_row(data: bytes, times: int) -> None:
     assert from_json(line, 3, 0) == one
     assert from_json(line.encode(), 3, 0) == one
     assert ("data_base64" in json.loads(line)) == (data[:1] == b"\xff")
+
+
+def test_a_dead_letter_stays_one(tmp_path: Path) -> None:
+    """In the lines of an export, and in the journal of an import."""
+    dead = {"origin": "work", "died": NOW, "why": "it is bad", "deliveries": 3}
+    one = ExportRow("jobs", 1, b"x", NOW, 0, dead_letter=dead)
+    assert json.loads(to_json(one))["dead_letter"] == dead
+    assert from_json(to_json(one), 1, 0) == one
+    import_rows(DiskDirectory(tmp_path), [one, row(b"other")], FakeClock(NOW))
+    assert [found.dead_letter for found in exported(tmp_path)] == [dead, None]
 
 
 def test_times_may_be_left_out() -> None:
@@ -151,6 +166,10 @@ def test_times_may_be_left_out() -> None:
         ('{"queue": "jobs", "data": "x", "add_time": 1.5}', "whole milliseconds"),
         ('{"queue": "jobs", "data": "x", "expiry": null}', "whole milliseconds"),
         ('{"queue": "jobs", "data": "x", "expiry": true}', "whole milliseconds, not true"),
+        ('{"queue": "jobs", "data": "x", "dead_letter": 1}', "dead_letter has an origin"),
+        ('{"queue": "jobs", "data": "x", "dead_letter": {"origin": "a"}}', "has an origin"),
+        (_letter_line(origin="a/b"), "queue name"),
+        (_letter_line(died=-1), "not below 0"),
         ('{"queue": "jobs", "data": "x", "add_time": -1}', "milliseconds since 1970"),
         ('{"queue": "jobs", "data": "x", "expiry": 9223372036854775808}', "milliseconds since"),
     ],

@@ -8,21 +8,28 @@ from hypothesis import strategies as st
 
 from kestrelmq.journal.annotated import AnnotatedItem
 from kestrelmq.journal.notes import (
+    DEAD,
     DELIVERIES,
+    MAX_WHY,
+    DeadLetter,
     Note,
     NoteReader,
     counted,
+    dead_letter,
     deliveries_note,
     describe,
     encode,
     joined_notes,
     joining,
     noted_deliveries,
+    noted_letter,
 )
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.records import (
     MAX_XID,
     MIN_XID,
     SAVE_XID,
+    another,
     item,
     item_deliveries,
     record_xid,
@@ -129,6 +136,36 @@ def test_an_item_without_deliveries_has_no_note() -> None:
     assert counted(again, 3) == deliveries_note(2, 3) + again
 
 
+LETTER = DeadLetter("größer", 1_700_000_000_000, "w" * 300)
+
+
+@pytest.mark.parametrize("deliveries", [0, 3])
+def test_a_dead_letter_keeps_where_it_came_from(tmp_path: Path, deliveries: int) -> None:
+    """Read from memory or from disk, given back or written again; the next item has none."""
+    one, two = item(1, 0, b"a"), item(2, 0, b"b")
+    letter = AnnotatedItem.of(one, deliveries=deliveries, letter=LETTER.packed())
+    records = counted(letter, 9) + two
+    state = replayed(records)
+    (tmp_path / "jobs").write_bytes(records)
+    reader = JournalReader(tmp_path, "jobs", 0)
+    for found in (list(state.memory), reader.read(["jobs"], 9, 9999), [another(letter), two]):
+        assert found == [one, two]
+        assert [item_deliveries(record) for record in found] == [deliveries, 0]
+        kept = LETTER._replace(why="w" * MAX_WHY)
+        assert [dead_letter(record) for record in found] == [kept, None]
+        assert b"".join(counted(record, 9) for record in found) == records
+    reader.close()
+
+
+def test_what_is_no_letter_is_none() -> None:
+    """A note of the right kind may still be cut short."""
+    whole = b"\2\0\0\0" + LETTER.packed()
+    assert noted_letter(Note(DEAD, whole)) == LETTER.packed()
+    for end in (0, 3, 12, 13 + len(LETTER.origin)):
+        assert noted_letter(Note(DEAD, whole[:end])) == b""
+        assert noted_deliveries(Note(DEAD, whole[:end])) == 0
+
+
 def test_a_note_at_the_end_of_a_file_says_nothing_about_the_next_file() -> None:
     """A crash cut the item off; what is in the next file is another one."""
     state = Replay()
@@ -142,6 +179,8 @@ def test_notes_are_described() -> None:
     """For `journal dump`."""
     (note,) = found(deliveries_note(3, 0))
     assert describe(note) == "the next item was delivered 3 times"
+    (note,) = found(counted(AnnotatedItem.of(b"", deliveries=3, letter=LETTER.packed()), 0))
+    assert describe(note) == "the next item is a dead letter, delivered 3 times"
     (note,) = found(joining(7, b"", 0))
     assert describe(note) == "the next item was delayed, as xid 7"
     (note,) = found(b"".join(joined_notes([(7, b"a"), (9, b"b")], 0)))

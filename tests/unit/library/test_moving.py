@@ -181,7 +181,11 @@ def test_dead_letters_go_back(queues: QueueCollection) -> None:
         assert read is not None
         work.unremove(read.xid)
     assert data(queues.queue("dead").browse()) == [b"x", b"y"]
+    (letter, _) = (item.dead_letter for item in queues.queue("dead").browse())
+    assert letter is not None
+    assert (letter.origin, letter.why) == ("work", "it was given back")
     assert queues.redrive("dead") == Moved(2, None)
+    assert [item.dead_letter for item in work.browse()] == [None, None]
     assert queues.redrive("work", "other") == Moved(2, None)
     assert data(queues.queue("other").browse()) == [b"x", b"y"]
 
@@ -196,7 +200,6 @@ def test_what_is_refused_is_told(queues: QueueCollection) -> None:
         (queues.copy, ("a", "both")),
         (queues.move, ("a", "b/c")),
         (queues.move, ("b/c", "a")),
-        (queues.redrive, ("a",)),
     ):
         with pytest.raises(InvalidQueueName):
             kind(*names)

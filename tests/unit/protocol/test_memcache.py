@@ -128,8 +128,8 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"browse work 5 1 pattern=%5Ea%3D", Browse("work", 5, 1, b"^a=", is_pattern=True)),
     (b"move work other 5", Move("work", "other", 5)),
     (b"copy work other", Move("work", "other", None, copies=True)),
-    (b"redrive dead work", Move("dead", "work", None)),
-    (b"redrive dead", Move("dead", None, None)),
+    (b"redrive dead work", Move("dead", "work", None, redrives=True)),
+    (b"redrive dead", Move("dead", None, None, redrives=True)),
     (b"declare work", Declare("work")),
     (b"declare work fanout_only journal=no", Declare("work", fanout_only=True, journal=False)),
     (

@@ -5,12 +5,12 @@ import { confirm } from "./dialogs.js";
 import { h, link, table, toast } from "./dom.js";
 import { count, named, plain, whole } from "./format.js";
 
-/** Make the panel's content; `redrive(from, to)` moves all items of one queue to the other. */
+/** Make the panel's content; `redrive(from)` moves the dead letters of a queue back to where they came from. */
 export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, redrive) {
   if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue, and is not one." });
-  const button = (from, to, items) => h("button", {
-    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${named(from)} to ${named(to)}`, text: "Redrive",
-    onclick: () => redrive(from, to),
+  const button = (from, items) => h("button", {
+    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${named(from)}`, text: "Redrive",
+    onclick: () => redrive(from),
   });
   const parts = [];
   if (target) {
@@ -18,27 +18,26 @@ export function deadLetters({ name, settings, stats, dead_letter_queue: target, 
     parts.push(
       h("p", { class: "hint", text: `Items go there ${limit ? `after ${count(limit, "delivery", "deliveries")}` : "when a reader rejects them"}; ${count(stats.dead_lettered ?? 0, "item")} since the start.` }),
       table(["Dead-letter queue", "Items", "Action"],
-        [[link(target.name), whole(target.items), button(target.name, name, target.items)]], "Dead-letter queue"));
+        [[link(target.name), whole(target.items), button(target.name, target.items)]], "Dead-letter queue"));
   }
   if (sources.length) {
     const items = stats.items ?? 0;
     parts.push(
       h("p", { class: "hint", text: `The dead letters of ${sources.length === 1 ? "this queue" : "these queues"} come here.` }),
-      table(["Queue", "Items", "Action"],
-        sources.map((source) => [link(source.name), whole(source.items), button(name, source.name, items)]), "Sources of dead letters"));
+      table(["Queue", "Items"], sources.map((source) => [link(source.name), whole(source.items)]), "Sources of dead letters"),
+      button(name, items));
   }
   return parts;
 }
 
-/** Move all items of `from` to `to` after a question; return whether anything was done. */
-export async function redrive(from, to) {
+/** Move the dead letters of `from` back after a question; return whether anything was done. */
+export async function redrive(from) {
   try {
-    const { stats, dead_letters_of: sources } = await call("GET", queuePath(from));
-    const others = sources.length > 1 ? ` That includes what came from ${count(sources.length - 1, "other queue")}.` : "";
-    const what = `${count(stats.items ?? 0, "item")} of ${named(from)} will be added to ${named(to)}.${others}`;
-    if (!(await confirm(`Redrive ${named(from)}?`, what, `Redrive to ${named(to)}`))) return false;
-    const { count: moved, stopped } = await call("POST", queuePath(from, "/redrive"), { target: to });
-    toast(`${count(moved, "item")} of ${named(from)} moved to ${named(to)}.${stopped ? ` It ended early: ${plain(stopped)}.` : ""}`, stopped ? "error" : "info");
+    const { stats } = await call("GET", queuePath(from));
+    const what = `${count(stats.items ?? 0, "item")} of ${named(from)} will be added to the queues that they came from, and to no fanout children of those. What came from unknown queues stays.`;
+    if (!(await confirm(`Redrive ${named(from)}?`, what, `Redrive ${named(from)}`))) return false;
+    const { count: moved, stopped } = await call("POST", queuePath(from, "/redrive"), {});
+    toast(`${count(moved, "item")} of ${named(from)} moved back.${stopped ? ` ${plain(stopped)}.` : ""}`, stopped ? "error" : "info");
     return true;
   } catch (error) {
     toast(error.message, "error");

@@ -2,7 +2,7 @@
 
 import { call, queuePath } from "./api.js";
 import { h, setText } from "./dom.js";
-import { bytes, count, duration, moment } from "./format.js";
+import { bytes, count, duration, moment, plain } from "./format.js";
 import { store } from "./store.js";
 
 const VIEWS = [["text", "Text"], ["json", "JSON"], ["hex", "Hex"]];
@@ -141,11 +141,12 @@ export class Items {
     this.list.replaceChildren(...this.#items.map((item) => this.#item(item)));
   }
 
-  #item({ position, add_time, expiry, deliveries, size, content, truncated }) {
+  #item({ position, add_time, expiry, deliveries, dead_letter: letter, size, content, truncated }) {
     const render = { text: asText, json: asJson, hex: asHex }[this.#view];
     const facts = [`#${position}`, bytes(size), `waiting ${duration(store.age(add_time))}`];
     if (expiry) facts.push(expiry <= store.now() ? "expired" : `expires in ${duration(expiry - store.now())}`);
-    if (deliveries) facts.push(`came back ${count(deliveries, "time")}`);
+    if (letter) facts.push(`from ${plain(letter.origin)}, ${count(deliveries, "delivery", "deliveries")}, ${duration(store.age(letter.died))} ago: ${plain(letter.why)}`);
+    else if (deliveries) facts.push(`came back ${count(deliveries, "time")}`);
     if (truncated) facts.push(`first ${bytes(content.length)} shown`);
     return h("li", {},
       h("p", { class: "facts", title: `added ${moment(add_time)}`, text: facts.join(" · ") }),

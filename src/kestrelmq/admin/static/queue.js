@@ -178,7 +178,7 @@ export class QueuePage {
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
     const { dead_letter_queue: target, dead_letters_of: sources, stats } = detail;
     this.#delayed = stats.delayed ?? 0;
-    this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from, to) => this.#redrive(from, to)));
+    this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from) => this.#redrive(from)));
     this.#part("reads", [reads.total, reads.open_reads.map((read) => [read.xid, holder(read)])], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
@@ -316,8 +316,8 @@ export class QueuePage {
     if (await this.#act(() => call("POST", path, { xids }), ({ requeued }) => `${count(requeued, "item")} back in ${this.title}.`)) this.items.load();
   }
 
-  async #redrive(from, to) {
-    if (!(await redrive(from, to))) return;
+  async #redrive(from) {
+    if (!(await redrive(from))) return;
     await this.#detail();
     this.items.load();
   }

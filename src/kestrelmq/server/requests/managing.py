@@ -85,8 +85,8 @@ def _log(context: ServerContext, request: Manage, by: Connection) -> None:
     """Log a request of `by` that takes items away or pauses a queue."""
     name: str | None
     match request:
-        case Move(name, target, copies=copies):
-            action = "copy" if copies else "redrive" if target is None else "move"
+        case Move(name, copies=copies, redrives=redrives):
+            action = "copy" if copies else "redrive" if redrives else "move"
         case Pause(name, operations, resume):
             action = f"{'resume' if resume else 'pause'} {operations}"
         case Flush(name):
@@ -125,7 +125,9 @@ async def _browse(context: ServerContext, request: Browse) -> Page:
 
 async def _move(context: ServerContext, request: Move) -> Moved:
     name, target = request.queue, request.target
-    if request.copies and target is not None:
+    if request.redrives or target is None:
+        moved = await moving.redrive(context, name, target)
+    elif request.copies:
         moved = await moving.copy(context, name, target, request.count)
     else:
         moved = await moving.move(context, name, target, request.count)

@@ -5,8 +5,9 @@ Both work in slices, and others are served in between. `engine/moving.py` says w
 
 import asyncio
 from collections.abc import Generator
+from functools import partial
 
-from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, source_of_dead_letters
+from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Job
 from kestrelmq.errors import JournalError
@@ -15,14 +16,14 @@ from kestrelmq.server.requests.changes import run_job, wait_until_durable
 
 
 async def move(
-    context: ServerContext, source: str, target: str | None, count: int | None = None
+    context: ServerContext, source: str, target: str, count: int | None = None
 ) -> Moved | None:
     """Move the first `count` items of a queue, or all that wait, to another one.
 
     Args:
         context: what the sessions share.
         source: the name of the queue.
-        target: where they go; None for the only queue that has `source` as `dead_letter_queue`.
+        target: where they go.
         count: how many; None is all.
 
     Returns:
@@ -33,12 +34,27 @@ async def move(
         JournalError, QueueUnavailable: a queue cannot be read or written; items may be in both.
     """
     _check_status(context)
-    if target is None:
-        target = source_of_dead_letters(context.collection, source)
     queue = _source(context, source, target)
     if queue is None:
         return None
-    work = Move(context.collection, queue, target, count)
+    return await _moved(context, queue, Move(context.collection, queue, target, count))
+
+
+async def redrive(context: ServerContext, source: str, target: str | None) -> Moved | None:
+    """Move all dead letters of a queue to where they came from, or to `target`; as `move`.
+
+    The fanout children of a queue do not get them.
+    """
+    _check_status(context)
+    queue = _source(context, source, target)
+    if queue is None:
+        return None
+    check = partial(context.check_client, write=True)
+    return await _moved(context, queue, Redrive(context.collection, queue, target, check))
+
+
+async def _moved(context: ServerContext, queue: Queue, work: Move) -> Moved:
+    """Do a move of the items of `queue`."""
     slices = work.slices()
     try:
         for step in slices:
@@ -98,8 +114,9 @@ def _check_status(context: ServerContext) -> None:
     context.check_writable()
 
 
-def _source(context: ServerContext, source: str, target: str) -> Queue | None:
+def _source(context: ServerContext, source: str, target: str | None) -> Queue | None:
     """Return the queue `source`, if there is one and items may go from there to `target`."""
     context.check_client(source, write=False)
-    context.check_client(target, write=True)
+    if target is not None:
+        context.check_client(target, write=True)
     return context.collection.existing(source)

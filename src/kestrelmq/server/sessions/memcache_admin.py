@@ -8,7 +8,8 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.searching import Page
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.journal.records import item_times
+from kestrelmq.journal.notes import dead_letter
+from kestrelmq.journal.records import item_deliveries, item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
     Browse,
@@ -121,7 +122,9 @@ def _page(page: Page) -> Sequence[Part]:
     parts: list[Part] = []
     for place, record in page.items:
         data = data_of(record)
-        parts += memcache.browsed_parts(place, item_times(record), data)
+        letter = dead_letter(record)
+        words = b"" if letter is None else memcache.letter_words(*letter, item_deliveries(record))
+        parts += memcache.browsed_parts(place, item_times(record), data, words)
     if page.next_offset is not None:
         parts.append(b"NEXT %d\r\n" % page.next_offset)
     parts.append(END)
