@@ -226,7 +226,7 @@ SERVER_STATS: Final = (
     Statistic("total_connections", "counter", "", "clients ever connected",
               "counters.total_connections", Metric("accepted_connections")),
     Statistic("buffered_bytes", "gauge", "bytes", "unfinished large input, and unread output",
-              "counters.buffered.held", Metric("buffered_bytes")),
+              "counters.buffered.held", Metric("buffered_bytes"), shown="admin"),
     Statistic("queue_creates", "counter", "", "queues created",
               "collection.creates", Metric("queue_creates")),
     Statistic("queue_deletes", "counter", "", "queues deleted, including expired ones",
