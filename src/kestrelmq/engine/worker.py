@@ -38,7 +38,10 @@ class JobRunner(Protocol):
         """Run `job`, now or later; then call `done` in the owner's thread with its exception."""
 
     def close(self) -> None:
-        """Finish the job that is running; other jobs, and what they report, may be lost."""
+        """Finish the running job; what it reports may be lost, and no other job runs any more.
+
+        What a job reports may begin the next one, so an owner that stops cannot avoid later jobs.
+        """
 
 
 class Worker(JobRunner, Protocol):
@@ -102,6 +105,7 @@ class ThreadWorker:
         self._name = name
         self._initializer = _use_batch_scheduling if in_background else None
         self._executor: ThreadPoolExecutor | None = None
+        self._is_closed = False
         self._useless: deque[Useless] = deque()
         self._worked_from = 0.0
 
@@ -110,6 +114,8 @@ class ThreadWorker:
 
         That gets an OSError if the system has no room for the thread.
         """
+        if self._is_closed:
+            return
 
         def finished(future: Future[None]) -> None:
             if not future.cancelled():
@@ -134,6 +140,8 @@ class ThreadWorker:
 
     def free(self, useless: Useless) -> None:
         """Free it in the thread, in the pauses of its jobs."""
+        if self._is_closed:
+            return
         if len(useless) > _FREED_AT_ONCE or (useless and isinstance(useless[0], dict)):
             self._useless.append(useless)
             # Without a thread, they are freed in the pauses of the next job.
@@ -145,7 +153,8 @@ class ThreadWorker:
         self._call(call)
 
     def close(self) -> None:
-        """Finish the running job and drop the others; what they report may be lost."""
+        """Finish the running job, and drop the others and all later ones."""
+        self._is_closed = True
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None

@@ -1,8 +1,9 @@
 """The server: starts and stops its parts in order.
 
 Start: lock the queue path and load it, bind every listener, announce the listeners. Queues that
-take long go on loading after that. Stop: end the loading, accept no more clients, close the
-connections (their open reads are given back), write the journals, release the lock.
+take long go on loading after that. Stop: close the services, accept no more clients, close the
+connections (their open reads are given back), cancel the tasks, end the loading, write the
+journals, release the lock. Whatever could begin new work ends before the work does.
 """
 
 import asyncio
@@ -188,6 +189,7 @@ class Server:
         finally:
             for service in self._services:
                 await service.close()
+            self._cut_off_clients()
             await _cancel_other_tasks()
             start_up.stop()
             self._stop()
@@ -228,12 +230,15 @@ class Server:
     def _path_changed(self) -> None:
         self._collection.check_path(self._watcher.changed_names())
 
-    def _stop(self) -> None:
-        self._watcher.close()
+    def _cut_off_clients(self) -> None:
+        """Serve no client any more: a request could begin a task, which nobody would cancel."""
         for listener in self._listeners:
             listener.stop_accepting()
         for connection in list(self._connections.values()):
             connection.close()
+
+    def _stop(self) -> None:
+        self._watcher.close()
         self._writer.close()
         self._turns.close()
         self._collection.close()
@@ -402,6 +407,8 @@ class Server:
         return count
 
     def _on_sighup(self) -> None:
+        if self._stopping.is_set():
+            return
         task = asyncio.create_task(self._reload_and_log())
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)

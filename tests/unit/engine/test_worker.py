@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, get_ident
+from threading import enumerate as enumerate_threads
 from weakref import finalize
 
 import pytest
@@ -116,6 +117,19 @@ def test_jobs_that_wait_when_it_is_closed_are_given_up() -> None:
     worker.close()
     reports.get(timeout=LONG)()
     assert seen == [True, None]
+    assert reports.empty()
+
+
+def test_nothing_runs_once_it_is_closed() -> None:
+    """The report of the last job may ask for the next one: that would outlive its owner."""
+    reports: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    worker = ThreadWorker(reports.put)
+    worker.run(lambda _pause: None, lambda _error: worker.run(lambda _pause: None, lambda _: None))
+    worker.close()
+    before = set(enumerate_threads())
+    reports.get(timeout=LONG)()
+    worker.free(deque([b"x"] * 5000))
+    assert set(enumerate_threads()) == before
     assert reports.empty()
 
 
