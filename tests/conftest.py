@@ -9,6 +9,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from kestrelmq.journal.empty import NOBODY, NOTHING
+from tests.support.guardian import guard
 
 # A run of the suite says the same each time, on every machine; `make soak` draws new examples.
 settings.register_profile(
@@ -50,6 +51,11 @@ def _shared_containers_stay_empty() -> Iterator[None]:
     yield
     assert not NOTHING
     assert not NOBODY
+
+
+def pytest_configure() -> None:
+    """End what the tests start if they cannot do so themselves."""
+    guard()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
