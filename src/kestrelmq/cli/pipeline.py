@@ -1,6 +1,6 @@
 """`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -38,12 +38,16 @@ JournalsArgument = Annotated[
 ]
 
 
-def _storage_options(given: list[str] | None) -> list[str] | None:
-    """Check that each is NAME=VALUE; an error shows no value, which may be secret."""
-    for one in given or ():
-        if not one.partition("=")[0] or "=" not in one:
-            raise typer.BadParameter("it must be NAME=VALUE, such as region=eu-west-1")
-    return given
+def _pairs(example: str) -> Callable[[list[str] | None], list[str] | None]:
+    """Return a check that each is NAME=VALUE; an error shows no value, which may be secret."""
+
+    def checked(given: list[str] | None) -> list[str] | None:
+        for one in given or ():
+            if not one.partition("=")[0] or "=" not in one:
+                raise typer.BadParameter(f"it must be {example}")
+        return given
+
+    return checked
 
 
 StorageFlag = Annotated[
@@ -51,7 +55,7 @@ StorageFlag = Annotated[
     typer.Option(
         "--storage-option",
         metavar="NAME=VALUE",
-        callback=_storage_options,
+        callback=_pairs("NAME=VALUE, such as region=eu-west-1"),
         help="An option of the store of a URI, such as endpoint_override=HOST:PORT; may be "
         "repeated. Better keep secrets in the environment, as AWS_SECRET_ACCESS_KEY.",
     ),
@@ -92,6 +96,16 @@ MasterFlag = Annotated[
         help="Spark's master; local[*] is this machine.",
     ),
 ]
+ConfFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--conf",
+        metavar="KEY=VALUE",
+        callback=_pairs("KEY=VALUE, such as spark.executor.memory=4g"),
+        help="A setting of Spark, such as spark.executor.memory=4g; may be repeated, and overrides "
+        "what this command sets.",
+    ),
+]
 OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
@@ -112,13 +126,14 @@ def report(
     storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Write a page with charts about the items of the queues, and the same data as Parquet."""
-    with spark_session(master, "report") as spark:
+    with spark_session(master, "report", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
         written = pipelines.report(
-            spark, path, output, mode=_mode(overwrite=overwrite), storage=_storage(storage_option)
+            spark, path, output, mode=_mode(overwrite=overwrite), storage=_by_name(storage_option)
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
     delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
@@ -134,13 +149,14 @@ def replay(
     storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Write the items that are in the queues now to Parquet."""
-    with spark_session(master, "replay") as spark:
+    with spark_session(master, "replay", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         written = pipelines.replay(
-            spark, path, output, mode=_mode(overwrite=overwrite), storage=_storage(storage_option)
+            spark, path, output, mode=_mode(overwrite=overwrite), storage=_by_name(storage_option)
         )
     delayed = ("delayed",) if any(one.delayed for one in written) else ()
     _table(written, ("queue", "items", "open_reads", "bytes", *delayed))
@@ -155,9 +171,10 @@ def history(
     with_data: Annotated[bool, typer.Option("--with-data", help="Keep the items' data.")] = False,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Write every item that the journals still contain, with its fate, to Parquet."""
-    with spark_session(master, "history") as spark:
+    with spark_session(master, "history", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.plan.spool import check_apart  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
@@ -166,7 +183,7 @@ def history(
         )
         from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
 
-        storage = _storage(storage_option)
+        storage = _by_name(storage_option)
         journals, target = located(path, storage), located(output, storage, "output")
         check_apart(journals, target)
         items = pipelines.history(spark, journals, with_data=with_data)
@@ -182,12 +199,13 @@ def verify(
     *,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Check every journal file; exit status 1 if one is damaged or cannot be read."""
-    with spark_session(master, "verify") as spark:
+    with spark_session(master, "verify", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        checks = pipelines.verify(spark, path, storage=_storage(storage_option))
+        checks = pipelines.verify(spark, path, storage=_by_name(storage_option))
     rows = [
         [check.file, str(check.size), str(check.records), _state(check)]
         for check in sorted(checks, key=lambda check: check.is_good)
@@ -210,13 +228,14 @@ def pack(
         DialectName, typer.Option(help="The dialect to write.")
     ] = DialectName.DOCUMENTED,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Pack the journals of all queues; nobody else may be using the queue path."""
-    with spark_session(master, "pack") as spark:
+    with spark_session(master, "pack", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         packed = pipelines.pack(
-            spark, path, dialect=dialect.value, storage=_storage(storage_option)
+            spark, path, dialect=dialect.value, storage=_by_name(storage_option)
         )
     _table(packed, ("queue", "items", "before", "after"))
 
@@ -286,6 +305,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     ] = None,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Move or copy items of queues to a Parquet table, now or continuously.
 
@@ -310,10 +330,10 @@ def archive(  # noqa: PLR0913 # one for each flag
     if journals is None and (accept_loss or start != _EARLIEST):
         raise typer.BadParameter("--start and --accept-loss go with --journals")
     interval = f"{round(every * 1000)} milliseconds" if follow else None
-    storage = _storage(storage_option)
+    storage = _by_name(storage_option)
     if journals is None:
         membership(servers, zookeeper, path_prefix)  # wrong flags are found before Spark starts
-    with spark_session(master, "archive") as spark:
+    with spark_session(master, "archive", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if journals is None:
@@ -380,6 +400,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     path_prefix: PathPrefixFlag = None,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
+    conf: ConfFlag = None,
 ) -> None:
     """Restore items to journals (--output) or to live servers (--live).
 
@@ -397,10 +418,10 @@ def restore(  # noqa: PLR0913 # one for each flag
         raise typer.BadParameter("--queue and the servers go with --live")
     if since is not None and until is not None and since >= until:
         raise wrong("--since", "it is not before --until")
-    storage = _storage(storage_option)
+    storage = _by_name(storage_option)
     if live:
         membership(servers, zookeeper, path_prefix)  # as above
-    with spark_session(master, "restore") as spark:
+    with spark_session(master, "restore", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if output is not None:
@@ -415,8 +436,8 @@ def restore(  # noqa: PLR0913 # one for each flag
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
 
 
-def _storage(given: list[str] | None) -> dict[str, str]:
-    """Return storage options by name."""
+def _by_name(given: list[str] | None) -> dict[str, str]:
+    """Return the values of a flag that takes NAME=VALUE, by name."""
     return {name: value for name, _, value in (one.partition("=") for one in given or ())}
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -66,12 +66,15 @@ def check_spark() -> None:
 
 
 @contextlib.contextmanager
-def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
+def spark_session(
+    master: str, what: str, conf: Mapping[str, str] | None = None
+) -> Iterator["SparkSession"]:
     """Run a Spark session during a `with` block, with a progress bar on a terminal.
 
     Args:
         master: Spark's master URL.
         what: the title of the progress bar.
+        conf: Spark settings of the user; they override ours.
 
     SIGINT and SIGTERM end the block: Spark is stopped, and its temporary files are removed.
 
@@ -92,7 +95,8 @@ def spark_session(master: str, what: str) -> Iterator["SparkSession"]:
     with tempfile.NamedTemporaryFile("w", suffix=".properties") as log:
         log.write(_QUIET_LOG)
         log.flush()
-        settings = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log.name}"}
+        quiet = {"spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log.name}"}
+        settings = quiet | dict(conf or {})
         try:
             with contextlib.ExitStack() as session:
                 session.enter_context(_without_logs_of_py4j())

@@ -22,10 +22,12 @@ from kestrelmq.spark import register
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+}
+_ON_THIS_MACHINE: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
     # Spark's default of 200 suits a cluster; on one machine most partitions would be empty.
     "spark.sql.shuffle.partitions": "16",
 }
@@ -74,7 +76,8 @@ def local_session(
     If the process already has an active session, use that one unchanged, and do not stop it.
 
     Args:
-        master: Spark's master URL.
+        master: Spark's master URL. A session on a cluster takes from Spark what depends on the
+            machines: addresses, folders and Python.
         quick: use settings for small data: few shuffle partitions, a small heap, and only the
             fast tier of the JIT compiler.
         settings: more Spark settings; they override ours.
@@ -84,13 +87,11 @@ def local_session(
         register(running)
         yield running
         return
-    os.environ.setdefault("PYSPARK_PYTHON", _worker_python())
     with tempfile.TemporaryDirectory(prefix="kestrelmq-spark-") as scratch:
-        chosen = dict(_SETTINGS)
-        chosen["spark.sql.warehouse.dir"] = str(Path(scratch) / "warehouse")
-        chosen["spark.local.dir"] = scratch
-        chosen |= (_QUICK if quick else {}) | dict(settings or {})
-        builder = SparkSession.builder.master(master).appName("kestrelmq")
+        chosen = session_settings(master, scratch, (_QUICK if quick else {}) | dict(settings or {}))
+        if _is_local(chosen["spark.master"]):
+            os.environ.setdefault("PYSPARK_PYTHON", _worker_python())
+        builder = SparkSession.builder.appName("kestrelmq")
         for name, value in chosen.items():
             builder = builder.config(name, value)
         spark = builder.getOrCreate()
@@ -99,6 +100,22 @@ def local_session(
             yield spark
         finally:
             spark.stop()
+
+
+def session_settings(master: str, scratch: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return all settings of a session whose temporary files are in `scratch`.
+
+    `settings` override ours, `spark.master` too.
+    """
+    chosen = _SETTINGS | {"spark.sql.warehouse.dir": str(Path(scratch) / "warehouse")}
+    if _is_local(settings.get("spark.master", master)):
+        chosen |= _ON_THIS_MACHINE | {"spark.local.dir": scratch}
+    return {"spark.master": master} | chosen | dict(settings)
+
+
+def _is_local(master: str) -> bool:
+    """Whether a master runs everything on this machine: `local`, `local[2]`, `local[2,4]`."""
+    return master.startswith("local")
 
 
 @cache
