@@ -1,10 +1,18 @@
-"""Settings of a command's session, in a real one."""
+"""Settings of a command's session, and options that Spark itself adds."""
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from pyspark.sql import SparkSession
+
+from kestrelmq import Client
+from kestrelmq.spark.session import start_query
 from tests.spark.processes import PIPELINE
 from tests.spark.spools import adds, write
+from tests.support.patience import PATIENCE
+from tests.support.server import ServerProcess
 
 
 def test_settings_of_a_command(tmp_path: Path) -> None:
@@ -24,3 +32,44 @@ def test_settings_of_a_command(tmp_path: Path) -> None:
     logged = "".join(log.read_text() for log in logs.rglob("events_*"))
     assert '"App Name":"a=b"' in logged
     assert '"spark.driver.host":"127.0.0.1"' in logged
+
+
+@pytest.fixture
+def spool(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Return a queue path with one item; drop `a_view` and `a_table` at the end."""
+    write(tmp_path / "spool" / "q", adds([b"x"]))
+    yield tmp_path / "spool"
+    spark.sql("DROP VIEW IF EXISTS a_view")
+    spark.sql("DROP TABLE IF EXISTS a_table")
+
+
+def test_a_table_of_sql(spark: SparkSession, spool: Path) -> None:
+    """Its owner and comment are no options; a wrong option is one."""
+    create = "CREATE TABLE a_table USING kestrel.journal OPTIONS ({}) COMMENT 'c'"
+    with pytest.raises(Exception, match="option 'moode' = 'x' of reading"):
+        spark.sql(create.format(f"path '{spool}', moode 'x'"))
+
+    spark.sql(create.format(f"path '{spool}', mode 'permissive'"))
+
+    # Spark gives a Python source the options of a query only, and none of the table.
+    query = f"SELECT queue, data FROM a_table WITH (path '{spool}')"  # noqa: S608 # of this test
+    assert spark.sql(query).collect() == [("q", b"x")]
+
+
+def test_a_view_of_sql(spark: SparkSession, spool: Path) -> None:
+    """It keeps its options."""
+    spark.sql(f"CREATE TEMPORARY VIEW a_view USING kestrel.journal OPTIONS (path '{spool}')")
+    assert spark.sql("SELECT queue, data FROM a_view").collect() == [("q", b"x")]
+
+
+def test_a_query_with_a_name(
+    spark: SparkSession, spool: Path, server: ServerProcess, tmp_path: Path
+) -> None:
+    """The sink gets the name, and the checkpoint, as options."""
+    rows = spark.readStream.format("kestrel.journal").load(str(spool)).select("data")
+    writer = rows.writeStream.format("kestrel").queryName("named").trigger(availableNow=True)
+    writer = writer.options(servers=server.address, queue="q")
+    query = start_query(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+    assert query.awaitTermination(PATIENCE)
+    with Client(server.address) as client:
+        assert client.get("q") == b"x"

@@ -166,8 +166,6 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("writing kestrel", given)
-    # An option of the streaming query, not of this sink; Spark passes it to both.
-    options.take("checkpointLocation", "", str)
     cluster = _cluster(options)
     return options.checked(
         KestrelWriteOptions(

@@ -13,8 +13,8 @@ from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.storage import STORAGE_OPTION, located, public_value, storage_options
 from kestrelmq.units import parse_duration, parse_size
 
-# Options that Spark itself adds to some calls.
-_SPARKS_OWN: Final = frozenset({"paths", "provider", "__partition_columns"})
+# Options that Spark adds to some calls, or that are those of a streaming query.
+_SPARKS_OWN: Final = frozenset({"paths", "__partition_columns", "queryname", "checkpointlocation"})
 
 T = TypeVar("T")
 
@@ -29,6 +29,14 @@ class GivenOptions:
     def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
         self.purpose = purpose
         self._given = {name.lower(): (name, value) for name, value in given.items()}
+        if "provider" in self._given:
+            # CREATE TABLE: these are the properties of the table, such as `owner` and `comment`.
+            # Those that are options have twins called `option.NAME`; `path` may be its location.
+            self._given = {
+                name: one
+                for name, one in self._given.items()
+                if name == "path" or f"option.{name}" in self._given
+            }
         self._known: list[str] = []
 
     def journals(self, allowed: str) -> JournalPath:

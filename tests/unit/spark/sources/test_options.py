@@ -37,6 +37,26 @@ def test_names_are_read_in_any_case_and_values_are_parsed() -> None:
     )
 
 
+def test_what_spark_adds_is_ignored() -> None:
+    """As Spark 4.3 gives it for a glob, a streaming query, and a table that SQL creates."""
+    query = {"queryname": "q", "checkpointlocation": "/c"}
+    table = {
+        "provider": "kestrel.journal",
+        "owner": "me",
+        "comment": "journals",
+        "location": "file:/spool",
+        "path": "file:/spool",
+        "option.mode": "permissive",
+        "mode": "permissive",
+        "batchRows": "a property of the table, not an option",
+    }
+
+    assert journal_write_path({"path": "/spool", "paths": "[]", **query}) == "/spool"
+    assert journal_read_options(table) == JournalReadOptions("/spool", "permissive")
+    with pytest.raises(ConfigError, match="option 'moode' = 'x' of reading"):
+        journal_read_options(table | {"option.moode": "x", "moode": "x"})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
