@@ -1,6 +1,8 @@
 """What clients send in part, and what they do not read, is bounded for all of them together."""
 
+import json
 import struct
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from kestrelmq.server.context import NO_ROOM, NO_ROOM_TO_SEND
 from tests.integration.test_memcache_bad_clients import linux_only, resident
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
@@ -27,13 +29,15 @@ PROTOCOLS = ("memcache", "text", "thrift")
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server that buffers little, and keeps few items in memory."""
     config = f"max_buffered_bytes = {LIMIT}\n[default]\nmax_memory_size = '1 MiB'\n"
-    with running_server(tmp_path, "--admin-port", "none", config=config) as running:
+    with running_server(tmp_path, config=config) as running:
         yield running
 
 
-def buffered(wire: Wire) -> int:
+def buffered(server: ServerProcess) -> int:
     """Return the server's account."""
-    return int(stats(wire)["buffered_bytes"])
+    address = f"http://127.0.0.1:{server.ports['admin']}/stats.json"
+    with urllib.request.urlopen(address, timeout=PATIENCE) as reply:
+        return int(json.load(reply)["gauges"]["buffered_bytes"])
 
 
 def begin_item(wire: Wire, size: int, sent: int) -> None:
@@ -67,7 +71,7 @@ def test_an_item_for_which_there_is_no_room_is_refused_and_dropped(server: Serve
         wire.ask(b"set jobs 0 0 %d noreply\r\n" % (LIMIT + 1), b"")
         wire.send(bytes(LIMIT + 1))
         wire.ask(b"\r\nget jobs\r\n", value("jobs", "a") + b"END\r\n")
-        assert buffered(wire) == 0
+        assert buffered(server) == 0
 
 
 def test_unfinished_items_take_the_room_of_others(server: ServerProcess) -> None:
@@ -77,7 +81,7 @@ def test_unfinished_items_take_the_room_of_others(server: ServerProcess) -> None
         memcache, text, thrift = (stack.enter_context(Wire(server, name)) for name in PROTOCOLS)
         with Wire(server) as greedy:
             begin_item(greedy, LIMIT - MIB, MIB)
-            until(lambda: buffered(memcache) == LIMIT - MIB)
+            until(lambda: buffered(server) == LIMIT - MIB)
             assert stored(memcache, large) == REFUSED
             text.send(b"put jobs:\n%b\nitem\n\n" % (b"x" * large))
             text.expect(f"-{NO_ROOM}\n".encode())
@@ -87,14 +91,14 @@ def test_unfinished_items_take_the_room_of_others(server: ServerProcess) -> None
             text.ask(b"put jobs:\nsmall\n\n", b"+1\n")
             thrift.send(thrift_put(5)[:-6] + b"small\0")
             thrift.until(struct.pack(">bhi", 8, 0, 1))
-            assert buffered(memcache) == LIMIT - MIB
-        until(lambda: buffered(memcache) == 0)
+            assert buffered(server) == LIMIT - MIB
+        until(lambda: buffered(server) == 0)
         assert stored(memcache, large) == b"STORED\r\n"
         text.ask(b"put jobs:\n%b\nitem\n\n" % (b"x" * large), b"+2\n")
         thrift.send(thrift_put(large))
         thrift.until(struct.pack(">bhi", 8, 0, 1))
         assert stats(memcache, "jobs")["items"] == "7"
-        assert buffered(memcache) == 0
+        assert buffered(server) == 0
 
 
 def test_unread_replies_take_the_room_of_others(server: ServerProcess) -> None:
@@ -105,7 +109,7 @@ def test_unread_replies_take_the_room_of_others(server: ServerProcess) -> None:
             assert stored(wire, size) == b"STORED\r\n"
         put(wire, "small", *"abc")
         with ExitStack() as stack:
-            while buffered(wire) < LIMIT:
+            while buffered(server) < LIMIT:
                 slow = stack.enter_context(Wire(server))
                 slow.send(b"get jobs\r\n")
                 slow.until(b"VALUE")
@@ -119,10 +123,10 @@ def test_unread_replies_take_the_room_of_others(server: ServerProcess) -> None:
             wire.ask(b"get small/open\r\n", value("small", "b") + b"END\r\n")
             text.ask(b"get small\n", b":c\n")
             assert stats(wire, "jobs")["items"] == left
-        until(lambda: buffered(wire) == 0)
+        until(lambda: buffered(server) == 0)
         wire.ask(b"get jobs\r\n", b"VALUE jobs 0 %d\r\n" % size)
         wire.ask(b"", bytes(size) + b"\r\nEND\r\n")
-        until(lambda: buffered(wire) == 0)
+        until(lambda: buffered(server) == 0)
 
 
 def test_what_is_small_is_bounded_for_each_connection_then(server: ServerProcess) -> None:
@@ -134,20 +138,20 @@ def test_what_is_small_is_bounded_for_each_connection_then(server: ServerProcess
         begun = stats(wire, "jobs")["items"]
         with Wire(server) as greedy:
             begin_item(greedy, LIMIT, 1)
-            until(lambda: buffered(wire) >= LIMIT)
+            until(lambda: buffered(server) >= LIMIT)
             slow = [Wire(server) for _ in range(8)]
             for one in slow:
                 one.send(b"get jobs/peek\r\n" * count)
             for one in slow:
                 one.until(b"VALUE")
-            assert buffered(wire) <= LIMIT + len(slow) * 2 * size
+            assert buffered(server) <= LIMIT + len(slow) * 2 * size
             for one in slow[1:]:
                 one.close()
             for _ in range(count - 1):
                 slow[0].until(b"VALUE")
             slow[0].close()
         assert stats(wire, "jobs")["items"] == begun
-        until(lambda: buffered(wire) == 0)
+        until(lambda: buffered(server) == 0)
 
 
 @linux_only
@@ -164,7 +168,7 @@ def test_the_account_is_even_after_clients_of_every_kind(server: ServerProcess, 
                 for _ in range(40):
                     hostile(stack, server, source)
                 assert resident(server) - before < 3 * LIMIT
-            until(lambda: buffered(wire) == 0)
+            until(lambda: buffered(server) == 0)
         assert stored(wire, 4 * MIB) == b"STORED\r\n"
         put(wire, "small", "a")
         wire.ask(b"get small\r\n", value("small", "a") + b"END\r\n")
