@@ -259,12 +259,13 @@ class QueueCollection:
 
     def close(self) -> None:
         """Commit all changes, close every queue, and release the queue path."""
-        self.commits.commit()
-        for queue in self._everything():
-            queue.close()
-        self.commits.worker.close()
-        self.registry.close()
-        self._lock.release()
+        with contextlib.ExitStack() as last:  # all of it is done, even if some of it fails
+            last.callback(self._lock.release)
+            last.callback(self.registry.close)
+            last.callback(self.commits.worker.close)
+            for queue in self._everything():
+                last.callback(queue.close)
+            self.commits.commit()
 
     # --- finding and creating queues ---
 
@@ -772,7 +773,9 @@ class QueueCollection:
             log.error(  # noqa: TRY400 # it says it all
                 "queue %s: %s", queue.name, error, extra={"queue": queue.name}
             )
-        except Exception:
+        except Exception as error:
+            if not self.commits.survives(error):
+                raise
             # A bug in one queue must not keep all others from being swept for ever.
             log.exception("queue %s was not swept", queue.name, extra={"queue": queue.name})
 
@@ -788,7 +791,9 @@ class QueueCollection:
                 continue
             try:
                 queue.tick()
-            except Exception:
+            except Exception as error:
+                if not self.commits.survives(error):
+                    raise
                 log.exception(
                     "the upkeep of the journal of queue %s failed",
                     queue.name,
@@ -821,7 +826,9 @@ class QueueCollection:
         while (one := deadlines.take(self._clock.monotonic())) is not None:
             try:
                 again = one.check_deadlines()
-            except Exception:
+            except Exception as error:
+                if not self.commits.survives(error):
+                    raise
                 log.exception("what was due in a queue could not be done")
                 deadlines.watch(one)
             else:

@@ -10,12 +10,15 @@ library for threads (`library.access`) and the library for asyncio (`library.aio
 """
 
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.deadline_watch import DeadlineWatch, Timed
 from kestrelmq.engine.worker import InlineWorker, Worker
-from kestrelmq.errors import JournalError, NotSynced
+from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.held_logs import get_logger
+
+T = TypeVar("T")
 
 log = get_logger(__name__)
 
@@ -181,6 +184,8 @@ class GroupCommit:
         is_disk_short: whether adds are to be refused because the disk has too little room.
         new_files: how many names for new files the queues have asked for; it numbers those.
         worker: runs long work on the journals.
+        isolates_faults: whether a bug that one queue shows leaves the others in use: `survives`.
+        fault: the exception that may have left a queue half changed, in `apply`.
     """
 
     __slots__ = (
@@ -191,15 +196,17 @@ class GroupCommit:
         "deadlines",
         "dirty",
         "failures",
+        "fault",
         "is_disk_short",
+        "isolates_faults",
         "new_files",
         "on_timer_needed",
         "syncs",
         "worker",
     )
 
-    def __init__(self, worker: Worker | None = None) -> None:
-        """Start with no changes.
+    def __init__(self, worker: Worker | None = None, *, isolates_faults: bool = True) -> None:
+        """Start with no changes. For `isolates_faults` see `survives`.
 
         The default `worker` runs each job at once. Queues keep the worker that they began with.
         """
@@ -215,6 +222,8 @@ class GroupCommit:
         self.deadlines: DeadlineWatch[Timed] = DeadlineWatch()
         self.on_timer_needed: Callable[[], object] = _nobody
         self.failures: dict[Committable, JournalError] = {}
+        self.isolates_faults = isolates_faults
+        self.fault: BaseException | None = None
 
     @property
     def writer(self) -> Worker:
@@ -234,6 +243,8 @@ class GroupCommit:
             try:
                 failure = queue.commit()
             except Exception as error:
+                if not self.survives(error):
+                    raise
                 # A bug that one queue shows must not keep the others from being written.
                 log.exception("a queue was not committed")
                 failure = JournalError(f"internal error: {error!r}")
@@ -248,6 +259,48 @@ class GroupCommit:
         if failures:
             self.failures = {}
         return failures
+
+    def apply(self, operation: Callable[[], T], finish: Callable[[], None]) -> T:
+        """Apply an operation, then call `finish`, which commits; return the operation's result.
+
+        `finish` is also called if the operation is refused, by a KestrelError. Any other exception
+        may leave a queue half changed: a time limit, a Ctrl-C, a bug. Then nothing more is written,
+        and all later calls raise QueueUnavailable.
+        """
+        self.check_whole()
+        try:
+            try:
+                result = operation()
+            except KestrelError:
+                finish()
+                raise
+            finish()
+        except KestrelError:
+            raise
+        except BaseException as error:
+            self.fault = error
+            self.dirty.clear()
+            self.failures = {}
+            self.syncs.unsynced.clear()
+            raise
+        return result
+
+    def survives(self, error: Exception) -> bool:
+        """Whether work on the other queues goes on after an error of one queue.
+
+        A server survives any: a bug that one queue shows must not stop all. The library only
+        survives refusals, because all others may have left the queue half changed.
+        """
+        return self.isolates_faults or isinstance(error, KestrelError)
+
+    def check_whole(self) -> None:
+        """Raise QueueUnavailable: a change was left half-way, see `apply`."""
+        if self.fault is not None:
+            refusal = QueueUnavailable(
+                f"a change was left half-way ({self.fault!r}): close the queue and set it up again"
+            )
+            refusal.__cause__ = self.fault  # mypyc ignores it after "from"
+            raise refusal
 
     def follow(self, queues: Iterable[Committable]) -> set[Committable]:
         """Return a set of `queues`, to which every queue that changes is added from now on.
@@ -299,6 +352,10 @@ def sync_now(*queues: Committable) -> JournalError | None:
     alone.run()
     alone.end()
     return next(iter(alone.failures.values()), None)
+
+
+def nothing() -> None:
+    """Commit nothing: the next change does. It may be the `finish` of `apply`."""
 
 
 def _nobody() -> None:

@@ -199,11 +199,14 @@ class Move:
         Raises:
             InvalidQueueName: see `Target`.
         """
-        self._begin(source, Target(collection, target, source), count)
+        self._begin(collection, source, Target(collection, target, source), count)
 
-    def _begin(self, source: Queue, target: Target | None, count: int | None) -> None:
+    def _begin(
+        self, collection: QueueCollection, source: Queue, target: Target | None, count: int | None
+    ) -> None:
         self.moved = 0
         self.stopped: str | None = None
+        self._commits = collection.commits
         self._source = source
         self._target = target
         self._left = len(source) if count is None else count
@@ -224,8 +227,11 @@ class Move:
         try:
             while self._left > 0:
                 yield from self._slice()
-        finally:
-            self._give_back()
+        except (Exception, GeneratorExit) as error:
+            if isinstance(error, GeneratorExit) or self._commits.survives(error):
+                self._give_back()
+            raise
+        self._give_back()
         self.stopped = self._problem()
 
     def _slice(self) -> Generator[Step, None, None]:
@@ -306,7 +312,7 @@ class Move:
     def _give_back(self) -> None:
         """Give back the reads of what stays; if that cannot be written, later."""
         source = self._source
-        if source.is_closed or not self._staying:
+        if source.is_closed or self._commits.fault is not None or not self._staying:
             return
         source.give_back(self._staying, counted=False)
         with contextlib.suppress(JournalError):
@@ -334,7 +340,7 @@ class Redrive(Move):
             InvalidQueueName: see `Target`.
         """
         named = None if target is None else Target(collection, target, source, is_alone=True)
-        self._begin(source, named, None)
+        self._begin(collection, source, named, None)
         self._collection = collection
         self._check = check
         self._origins: dict[str, Target | None] = {}

@@ -2182,7 +2182,9 @@ class Queue(Committable):
             waiter = next(iter(waiters))
             try:
                 record, xid = self._take_as(waiter.mode)
-            except Exception as error:  # noqa: BLE001 # the reader is told, and it is logged there
+            except Exception as error:  # the reader is told, and it is logged there
+                if not self._commits.survives(error):
+                    raise
                 if self._leaves_line(waiter):
                     waiter.fail(error)
                 continue
@@ -2671,7 +2673,8 @@ class Queue(Committable):
         self._returning = ()
         self.backlog.close()
         if self._delayed is not None:
-            self._delayed.finish(self.journal)
+            if self._commits.fault is None:
+                self._delayed.finish(self.journal)
             self._delayed.companion.close()
         if self._upkeep is not None:
             self._upkeep.cancel()

@@ -8,6 +8,9 @@ A thread that is in an operation cannot begin another: a signal handler, or a fi
 to is told so, where it would wait for its own thread. What is logged during an operation is logged
 when that is over, because a handler may use the queue (`kestrelmq.held_logs`).
 
+An exception that is no refusal, such as a Ctrl-C, may leave a queue half changed. From then on all
+operations raise QueueUnavailable, until the queues are set up again (see `GroupCommit.apply`).
+
 The upkeep of a journal runs in a thread of its own and reports its results. Reports are processed
 under the same lock, by whichever thread holds it. The upkeep thread never waits for the lock, so a
 thread that holds the lock may wait for the upkeep thread.
@@ -17,13 +20,13 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Final, TypeVar
 from weakref import WeakMethod
 
 from kestrelmq.clock import SystemClock, Throttle
 from kestrelmq.engine.browsing import Look
-from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound
+from kestrelmq.engine.durability import Committable, GroupCommit, SyncRound, nothing
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
@@ -120,11 +123,13 @@ class Ticker:
             pass
 
     def _call(self) -> bool:
-        """Call the method; return False if its object was forgotten."""
+        """Call the method; return False if its object was forgotten or cannot be used any more."""
         method = self._method()
         try:
             if method is not None:
                 method()
+        except QueueUnavailable:
+            return False
         except Exception:
             log.exception("%s failed", self._thread.name)
         return method is not None
@@ -136,19 +141,37 @@ class Ticker:
             self._thread.join()
 
 
+class _Done:
+    """What is left to do when an operation was applied and its records are written.
+
+    Attributes:
+        commits: what has written them.
+        failures: the queues that could not be written or synced, and why.
+        served: the waiting threads that it has served.
+        covering: the round of fsyncs to wait for, if any.
+    """
+
+    def __init__(self, commits: GroupCommit) -> None:
+        self.commits = commits
+        self.failures: dict[Committable, JournalError] = {}
+        self.served: list[WaitingThread] = []
+        self.covering: SyncRound | None = None
+
+
 class QueueAccess:
     """Gives threads access to the queues that share one `GroupCommit`, and does their upkeep.
 
     Attributes:
         process: the process that has set the queues up.
         served: the waiting threads that the current operation has served.
+        waiting: the threads that wait for an item.
     """
 
-    def __init__(self, commits: GroupCommit) -> None:
+    def __init__(self) -> None:
         self.process = UserProcess()
         self.served: list[WaitingThread] = []
-        self._commits = commits
-        self._syncs = commits.syncs
+        self.waiting: set[WaitingThread] = set()
+        self._commits = GroupCommit()
         self._lock = threading.Lock()
         self._reports: deque[Callable[[], None]] = deque()
         self._syncing = threading.Lock()
@@ -164,7 +187,7 @@ class QueueAccess:
 
         Raises:
             QueueUnavailable: another process has set the queues up, and this one was forked; or
-                this thread is in an operation already.
+                this thread is in an operation already; or an earlier one was left half-way.
         """
         self.process.check()
         return self._alone(lambda: self._apply(operation))
@@ -187,28 +210,41 @@ class QueueAccess:
         return log_afterwards(marked)
 
     def _apply(self, operation: Callable[[], T]) -> tuple[T, dict[Committable, JournalError]]:
-        failures: dict[Committable, JournalError] = {}
-        served: list[WaitingThread] = []
-        covering: SyncRound | None = None
+        done = _Done(self._commits)
         try:
             with self._lock:
-                try:
-                    result = operation()
-                finally:
-                    failures |= self._commits.commit()
-                    if failures:
-                        # Upkeep gives back what nobody holds any more.
-                        self.start_upkeep()
-                    served, self.served = self.served, []
-                    covering = self._syncs.request(self._syncs.take_unsynced())
+                done.commits = self._commits
+                result = self._guard(done.commits, operation, lambda: self._finish(done))
         finally:
             try:
                 self._process_reports()
-                failures |= self._wait_for(covering)
+                done.failures |= self._wait_for(done.covering, done.commits)
             finally:  # also if a signal interrupts the wait: nobody else would wake them
-                for waiting in served:
-                    waiting.wake(failures.get(waiting.queue))
-        return result, failures
+                for waiting in done.served:
+                    waiting.wake(done.failures.get(waiting.queue))
+        return result, done.failures
+
+    def _guard(
+        self, commits: GroupCommit, operation: Callable[[], T], finish: Callable[[], None]
+    ) -> T:
+        """Do `GroupCommit.apply`, with the lock held; if that ends in a fault, nobody waits on."""
+        try:
+            return commits.apply(operation, finish)
+        finally:
+            if commits.fault is not None:
+                for waiting in list(self.waiting):
+                    waiting.woken.set()
+
+    def _finish(self, done: _Done) -> None:
+        """Write what an operation has changed, with the lock held."""
+        commits = done.commits
+        done.failures |= commits.commit()
+        if done.failures:
+            # Upkeep gives back what nobody holds any more.
+            self.start_upkeep()
+        done.covering = commits.syncs.request(commits.syncs.take_unsynced())
+        self.waiting.difference_update(self.served)
+        done.served, self.served = self.served, []
 
     def read(self, look: Look) -> list[bytes]:
         """Return the records of the items at which `look` looks; from disk without the lock.
@@ -226,43 +262,65 @@ class QueueAccess:
 
         def sync() -> None:
             with self._lock:
-                covering = self._syncs.request(self._syncs.take_due(math.inf))
+                commits, syncs = self._commits, self._commits.syncs
+                covering = self._guard(
+                    commits, lambda: syncs.request(syncs.take_due(math.inf)), nothing
+                )
             self._process_reports()
-            self._wait_for(covering)
+            self._wait_for(covering, commits)
 
         self._alone(sync)
 
-    def _wait_for(self, covering: SyncRound | None) -> dict[Committable, JournalError]:
+    def _wait_for(
+        self, covering: SyncRound | None, commits: GroupCommit
+    ) -> dict[Committable, JournalError]:
         """Wait until a round of fsyncs has ended, or run it; return the queues that failed."""
         if covering is None:
             return {}
+        syncs = commits.syncs
         with self._syncing:
             while not covering.has_ended:
                 with self._lock:
+                    commits.check_whole()
                     # A round that is still marked as running was interrupted by a signal, in the
                     # thread that ran it: run it again.
-                    begun = self._syncs.running or self._syncs.begin()
+                    begun = syncs.running or syncs.begin()
                     assert begun is not None  # noqa: S101 # `covering` at the latest
                 self._process_reports()
                 begun.run()
                 with self._lock:
-                    if self._syncs.end().failures:
+                    if self._guard(commits, syncs.end, nothing).failures:
                         self.start_upkeep()  # the journal has to be written anew
                 self._process_reports()
         return covering.failures
 
-    # --- upkeep ---
+    # --- start and stop ---
+
+    def open(self, work: Callable[[], None]) -> None:
+        """Open the queues by `work`, which calls `begin`. Raises QueueUnavailable as `change`."""
+        self.process.check()
+        self._alone(lambda: self._locked(work))
+
+    def _locked(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            return work()
+
+    def check_whole(self) -> None:
+        """Raise QueueUnavailable: an operation was left half-way."""
+        self._commits.check_whole()
 
     def begin(
         self,
+        commits: GroupCommit,
         upkeep: Callable[[], None],
         period: float,
         sync_period: float | None,
         suffix: str = "",
     ) -> None:
-        """Begin to sync, with the lock held; `start_upkeep` begins to call `upkeep`.
+        """Begin to commit and sync, with the lock held; `start_upkeep` begins to call `upkeep`.
 
         Args:
+            commits: commits and syncs what the queues have changed.
             upkeep: does the upkeep that depends on time.
             period: seconds between its calls.
             sync_period: seconds between two syncs; None or 0 for none.
@@ -281,6 +339,7 @@ class QueueAccess:
             tickers.append(sync)
         self._tickers = tickers
         self.process.begin()
+        self._commits = commits
 
     def start_upkeep(self) -> None:
         """Start the upkeep, with the lock held, unless it was started before, or `end` was called.
@@ -295,18 +354,31 @@ class QueueAccess:
             if self._may_log.passes():
                 log.warning("there is no thread for the upkeep of queues yet: %s", error)
 
-    def end(self, close: Callable[[], T]) -> T:
-        """Close the queues by `close`, and end the threads; return its result."""
+    def end(self, close: Callable[[], None]) -> None:
+        """Close the queues by `close`, and end the threads, even if some of it fails."""
+        tickers: list[Ticker] = []
+        try:
+            self._alone(lambda: self._locked(lambda: self._shut(close, tickers)))
+        finally:
+            for ticker in tickers:  # without the lock: it may need that first
+                ticker.stop()
 
-        def shut() -> tuple[list[Ticker], T]:
-            tickers, self._tickers = self._tickers, []
-            self.process.end()
-            return tickers, close()
+    def _shut(self, close: Callable[[], None], tickers: list[Ticker]) -> None:
+        tickers += self._tickers
+        self._tickers = []
+        self.process.end()
+        commits = self._commits
+        with ExitStack() as last:
+            last.callback(self._forget_users)
+            last.callback(close)
+            if commits.fault is None:
+                self._guard(commits, commits.commit, nothing)
 
-        (tickers, result), _ = self.change(shut)
-        for ticker in tickers:  # without the lock: it may need that first
-            ticker.stop()
-        return result
+    def _forget_users(self) -> None:
+        self._reports.clear()
+        self.served = []
+        for waiting in list(self.waiting):
+            waiting.woken.set()
 
     def report(self, callback: Callable[[], None]) -> None:
         """Have `callback` called under the lock; may be called from any thread, and never waits."""
@@ -326,7 +398,10 @@ class QueueAccess:
 
     def _run_reports(self) -> None:
         while self._reports:
+            report = self._reports.popleft()
+            if self._commits.fault is not None:
+                continue  # it would write what is half changed
             try:
-                self._reports.popleft()()
+                self._guard(self._commits, report, nothing)
             except Exception:
                 log.exception("the upkeep of a journal failed")

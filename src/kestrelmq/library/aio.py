@@ -4,6 +4,10 @@ Journal writes are short and happen on the event loop. If an fsync is needed, it
 thread and serves all tasks that wait for one (see `SyncScheduler`). Journals are rewritten and
 packed in another thread. Both threads start when they are first needed and end with `close`.
 
+An exception that is no refusal, such as a Ctrl-C, may leave the queue half changed. From then on
+all operations raise QueueUnavailable, until it is set up again (see `GroupCommit.apply`). A task is
+never cancelled within a change.
+
 A task that is cancelled while it waits for an item removes none: until the task has the item, it is
 an open read.
 """
@@ -11,7 +15,7 @@ an open read.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +25,7 @@ from typing import Any, Self, TypeVar
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.browsing import Look
-from kestrelmq.engine.durability import Committable, GroupCommit
+from kestrelmq.engine.durability import Committable, GroupCommit, nothing, sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
@@ -80,6 +84,7 @@ class AsyncPersistentQueue(QueueOperations):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock: ExitStack | None = None
         self._served: list[_Delivery] = []
+        self._waiting: set[_ServedFuture] = set()
         self._syncs = self._commits.syncs
         self._sync_worker: Worker = InlineWorker()
         self._pending_syncs: dict[int, _PendingSync] = {}
@@ -94,17 +99,24 @@ class AsyncPersistentQueue(QueueOperations):
         if self._opened is not None:
             return
         self._loop = asyncio.get_running_loop()
-        call = _call_in(self._loop)
-        self._commits.worker = ThreadWorker(call)
+        commits = self._commits = GroupCommit(isolates_faults=False)
+        call = _call_in(self._loop, partial(self._report, commits))
+        commits.worker = ThreadWorker(call)
+        self._syncs = commits.syncs
         self._sync_worker = ThreadWorker(call, "fsync", in_background=False)
-        self._opened, self._lock = open_queue(
-            self._name, self._path, self._config, self._clock, self._commits
-        )
+        queue, self._lock = open_queue(self._name, self._path, self._config, self._clock, commits)
+        try:
+            self._schedule_check(queue)
+            self._schedule_upkeep(queue)
+            if (period := self._config.sync_journal) is not None and period > 0:
+                self._periodic = asyncio.create_task(self._sync_periodically(period))
+        except BaseException:  # also a Ctrl-C
+            self._stop_timers()
+            with self._lock:
+                queue.close()
+            raise
+        self._opened = queue
         self._process.begin()
-        self._schedule_check(self._opened)
-        self._schedule_upkeep(self._opened)
-        if self._config.sync_journal:
-            self._periodic = asyncio.create_task(self._sync_periodically(self._config.sync_journal))
 
     @property
     def is_closed(self) -> bool:
@@ -121,28 +133,36 @@ class AsyncPersistentQueue(QueueOperations):
         self._check_loop()
         queue, self._opened = self._opened, None
         self._process.end()
-        for timer in (self._deadline_timer, self._upkeep_timer):
+        self._stop_timers()
+        await _to_its_end(self._shut(queue))
+
+    def _stop_timers(self) -> None:
+        for timer in (self._deadline_timer, self._upkeep_timer, self._periodic):
             if timer is not None:
                 timer.cancel()
-        self._deadline_timer = self._upkeep_timer = None
-        if self._periodic is not None:
-            self._periodic.cancel()
-        await _to_its_end(self._shut(queue))
+        self._deadline_timer = self._upkeep_timer = self._periodic = None
 
     async def _shut(self, queue: Queue) -> None:
         try:
-            if self._config.sync_journal is not None:
+            if self._config.sync_journal is None:
+                return
+            if self._commits.fault is not None:
+                if (failure := sync_now(*queue.with_companion)) is not None:
+                    raise failure
+            else:
                 # This is the last round. When it has ended, all rounds that tasks wait for have.
                 await self._sync(set(queue.with_companion))
         finally:
-            queue.close()
-            _deliver(self._take_served(), None)
             assert self._lock is not None  # noqa: S101 # it is open
             end = partial(_end_threads, self._sync_worker, self._commits.worker, self._lock)
             try:
-                await asyncio.to_thread(end)
-            except RuntimeError:  # the system has no room for a thread; it may run `end` later
-                end()
+                queue.close()
+                _deliver(self._take_served(), None)
+            finally:
+                try:
+                    await asyncio.to_thread(end)
+                except RuntimeError:  # the system has no room for a thread; it may run `end` later
+                    end()
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -203,16 +223,23 @@ class AsyncPersistentQueue(QueueOperations):
             lambda record, xid: self._served.append((served, record, xid)),
             lambda error: _fail(served, error),
         )
-        queue.wait(waiter)
+
+        def begin(queue: Queue) -> None:
+            queue.wait(waiter)
+            self._waiting.add(served)
+
+        self._apply(queue, begin)
         try:
             await asyncio.wait([served], timeout=longest)
-            if queue.cancel_wait(waiter):
+            if not served.done() and queue.cancel_wait(waiter):
                 return None
             record, xid = await asyncio.shield(served)
-        except asyncio.CancelledError:
+        except BaseException:
             if not queue.cancel_wait(waiter):
                 served.add_done_callback(lambda _: self._give_back_served(queue, served))
             raise
+        finally:
+            self._waiting.discard(served)
         if record is None:
             raise QueueUnavailable(f"queue {self._name} was closed")
         if mode is ReadMode.REMOVE:
@@ -227,7 +254,7 @@ class AsyncPersistentQueue(QueueOperations):
             self._give_back(queue, served.result()[1])
 
     def _give_back(self, queue: Queue, xid: int) -> None:
-        if self._opened is not queue:
+        if self._opened is not queue or self._commits.fault is not None:
             return
         try:
             self._apply(queue, lambda _: queue.unremove(xid))
@@ -240,6 +267,7 @@ class AsyncPersistentQueue(QueueOperations):
         if self._opened is None:
             raise QueueUnavailable(f"queue {self._name} is not set up, or was closed")
         self._process.check()
+        self._commits.check_whole()
         return self._opened
 
     def _check_loop(self) -> None:
@@ -250,7 +278,7 @@ class AsyncPersistentQueue(QueueOperations):
         return what(self._queue())
 
     async def _next(self, steps: Generator[T, None, None]) -> T | None:
-        return next(steps, None)
+        return self._apply(self._queue(), lambda _: next(steps, None))[0]
 
     async def _read(self, look: Look) -> list[bytes]:
         with closing(look.views()) as views:
@@ -289,10 +317,11 @@ class AsyncPersistentQueue(QueueOperations):
         Return its result, and the sync to wait for, or None if there is none.
         """
         self._check_loop()
-        syncing = None
-        try:
-            result = operation(queue)
-        finally:
+        syncing: asyncio.Future[None] | None = None
+        failure: JournalError | None = None
+
+        def finish() -> None:
+            nonlocal syncing, failure
             failures = self._commits.commit()
             found = (failures.get(one) for one in written(queue)) if failures else ()
             failure = next((one for one in found if one is not None), None)
@@ -300,14 +329,42 @@ class AsyncPersistentQueue(QueueOperations):
                 syncing = self._sync(unsynced)
             else:
                 _deliver(self._take_served(), failures.get(queue))
-            if failures:
-                # Upkeep gives back what nobody holds any more; `_schedule_check` would try at once.
-                self._schedule_upkeep(queue)
+            self._schedule_upkeep(queue)
+            # After a failure, upkeep gives back what nobody holds: this would try at once.
+            if failure is None:
+                self._schedule_check(queue)
+
+        result = self._guard(self._commits, lambda: operation(queue), finish)
         if failure is not None:
             raise failure
-        self._schedule_check(queue)
-        self._schedule_upkeep(queue)
         return result, syncing
+
+    def _guard(
+        self, commits: GroupCommit, operation: Callable[[], T], finish: Callable[[], None]
+    ) -> T:
+        """Do `GroupCommit.apply`; if that ends in a fault, nobody waits on."""
+        try:
+            return commits.apply(operation, finish)
+        finally:
+            if commits.fault is not None:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._stop_timers()
+        self._served = []
+        failure = QueueUnavailable(f"a change of queue {self._name} was left half-way")
+        waiting: list[asyncio.Future[Any]] = []
+        while self._pending_syncs:
+            _, pending = self._pending_syncs.popitem()
+            _deliver(pending.served, None)
+            waiting.append(pending.on_disk)
+        for future in (*waiting, *self._waiting):
+            _resolve(future, None, failure)
+
+    def _report(self, commits: GroupCommit, report: Callable[[], None]) -> None:
+        """Process what a thread reports, or go on with syncs."""
+        if commits.fault is None:  # it would write what is half changed
+            self._guard(commits, report, nothing)
 
     def _take_served(self) -> list[_Delivery]:
         served, self._served = self._served, []
@@ -327,7 +384,7 @@ class AsyncPersistentQueue(QueueOperations):
         pending = self._pending_syncs.get(covering.number)
         if pending is None:
             pending = self._pending_syncs[covering.number] = _PendingSync(loop.create_future(), [])
-            loop.call_soon(self._begin_round)
+            loop.call_soon(self._report, self._commits, self._begin_round)
         pending.served.extend(self._take_served())
         return pending.on_disk
 
@@ -351,8 +408,11 @@ class AsyncPersistentQueue(QueueOperations):
         while True:
             await asyncio.sleep(period)
             # Sync everything written since the last time, without checking whether it is due.
-            if due := self._syncs.take_due(math.inf):
-                await asyncio.wait([self._sync(due)])
+            await self._guard(self._commits, self._sync_due, nothing)
+
+    def _sync_due(self) -> Awaitable[object]:
+        due = self._syncs.take_due(math.inf)
+        return asyncio.wait([self._sync(due)]) if due else asyncio.sleep(0)
 
     def _schedule_check(self, queue: Queue) -> None:
         """Schedule the next overdue read to be given back in time, and the next delayed item."""
@@ -374,7 +434,8 @@ class AsyncPersistentQueue(QueueOperations):
             self._apply(queue, lambda _: queue.check_deadlines())
         except Exception:
             log.exception("queue %s: what is due could not be done", self._name)
-            self._schedule_check(queue)
+            if self._commits.fault is None:
+                self._schedule_check(queue)
 
     def _schedule_upkeep(self, queue: Queue) -> None:
         """Schedule upkeep in about a second, if the queue has anything that depends on time."""
@@ -391,6 +452,7 @@ class AsyncPersistentQueue(QueueOperations):
                 log.error("queue %s: %s", self._name, error)  # noqa: TRY400
             except Exception:
                 log.exception("queue %s: upkeep failed", self._name)
+                return
         self._schedule_upkeep(queue)
 
 
@@ -403,13 +465,15 @@ def _end_threads(sync_worker: Worker, worker: Worker, lock: ExitStack) -> None:
         lock.close()
 
 
-def _call_in(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    """Return a function that, from any thread, has `loop` call a given function."""
+def _call_in(
+    loop: asyncio.AbstractEventLoop, process: Callable[[Callable[[], None]], None]
+) -> Callable[[Callable[[], None]], None]:
+    """Return a function that, from any thread, has `loop` process what it is given."""
 
     def call(function: Callable[[], None]) -> None:
         # The event loop may have been closed before the queue was.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(function)
+            loop.call_soon_threadsafe(process, function)
 
     return call
 
@@ -443,7 +507,9 @@ def _deliver(served: list[_Delivery], failure: JournalError | None) -> None:
         _resolve(future, (record, xid), failure)
 
 
-def _resolve(future: asyncio.Future[T], result: T, failure: JournalError | None) -> None:
+def _resolve(future: asyncio.Future[T], result: T, failure: KestrelError | None) -> None:
+    if future.done():  # the queue was given up
+        return
     if failure is None:
         future.set_result(result)
     else:

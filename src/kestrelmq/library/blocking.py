@@ -26,7 +26,7 @@ from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import ThreadWorker
-from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
+from kestrelmq.errors import KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, WaitingThread
 from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
@@ -225,11 +225,19 @@ class BlockingQueue(QueueUse):
                 return Item.of(record, xid)
             waiting = WaitingThread(self._access, queue, mode)
             queue.wait(waiting.waiter)
+            self._access.waiting.add(waiting)
             return waiting
 
         begun = await self._change(begin, reads=True)
         if isinstance(begun, Item):
             return begun
+        try:
+            return await self._served(begun, deadline)
+        finally:
+            self._access.waiting.discard(begun)
+
+    async def _served(self, begun: WaitingThread, deadline: float | None) -> Item | None:
+        """Wait until the deadline, if any, for the item of a thread; return it."""
         failure: KestrelError | None = None
         try:
             while not begun.woken.wait(self._longest_sleep(begun.queue, deadline)):
@@ -240,8 +248,9 @@ class BlockingQueue(QueueUse):
         except KestrelError as error:  # such as: it was closed, perhaps just after an item came
             failure = error
         except BaseException:
-            if not self._ends_wait(begun):
-                self._give_back(begun)
+            with suppress(KestrelError):
+                if not self._ends_wait(begun):
+                    self._give_back(begun)
             raise
         if not self._ends_wait(begun):
             return begun.item()
@@ -255,10 +264,9 @@ class BlockingQueue(QueueUse):
 
     def _give_back(self, waiting: WaitingThread) -> None:
         """Give back the item of a thread that a signal interrupted just as it was served."""
-        with suppress(KestrelError):
-            item = waiting.item()
-            if item.xid:
-                self.unremove(item.xid)
+        item = waiting.item()
+        if item.xid:
+            self.unremove(item.xid)
 
     @staticmethod
     def _longest_sleep(queue: Queue, deadline: float | None) -> float | None:
@@ -304,12 +312,10 @@ class PersistentQueue(BlockingQueue):
         """
         self._config = config or QueueConfig()
         check_queue(name, self._config)
-        self._commits = GroupCommit()
-        super().__init__(name, QueueAccess(self._commits), clock or SystemClock())
+        super().__init__(name, QueueAccess(), clock or SystemClock())
         self._path = Path(path)
         self._opened: Queue | None = None
         self._lock: ExitStack | None = None
-        self._commits.worker = ThreadWorker(self._access.report)
 
     def setup(self) -> None:
         """Load the queue; items of reads that were open when it was last used are at the head.
@@ -320,17 +326,18 @@ class PersistentQueue(BlockingQueue):
             QueueUnavailable: the system has no room for a thread that is needed.
             OSError: a file could not be created or read.
         """
-        self._access.change(self._open)
+        self._access.open(self._open)
 
     def _open(self) -> None:
         if self._opened is not None:
             return
+        commits = GroupCommit(ThreadWorker(self._access.report), isolates_faults=False)
         self._opened, self._lock = open_queue(
-            self.name, self._path, self._config, self._clock, self._commits
+            self.name, self._path, self._config, self._clock, commits
         )
         try:
             self._access.begin(
-                self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
+                commits, self._do_upkeep, UPKEEP_PERIOD, self._config.sync_journal, f"-{self.name}"
             )
             if self._opened.has_background_work:
                 self._access.start_upkeep()
@@ -349,6 +356,7 @@ class PersistentQueue(BlockingQueue):
             try:
                 run(self._change(work))
             except KestrelError as error:
+                self._access.check_whole()
                 if not self.is_closed:
                     log.error("queue %s: %s", self.name, error)  # noqa: TRY400
             except Exception:
@@ -370,23 +378,21 @@ class PersistentQueue(BlockingQueue):
         """
         if self._access.process.is_another:
             return
-        failure = self._access.end(self._shut)
-        if failure is not None:
-            raise failure
+        self._access.end(self._shut)
 
-    def _shut(self) -> JournalError | None:
-        queue, self._opened = self._opened, None
-        failure = None
-        if queue is None:
-            return failure
-        if self._config.sync_journal is not None:
-            failure = sync_now(*queue.with_companion)
-        queue.close()
-        self._commits.worker.close()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        return failure
+    def _shut(self) -> None:
+        queue, lock = self._opened, self._lock
+        if queue is None or lock is None:
+            return
+        self._opened = self._lock = None
+        with lock:
+            lock.callback(queue.worker.close)
+            lock.callback(queue.close)
+            failure = None
+            if self._config.sync_journal is not None:
+                failure = sync_now(*queue.with_companion)
+            if failure is not None:
+                raise failure
 
     def __enter__(self) -> Self:
         self.setup()

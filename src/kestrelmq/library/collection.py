@@ -8,8 +8,9 @@ drops or moves expired items and does other upkeep that depends on time, one syn
 from __future__ import annotations  # nested functions would evaluate theirs in each call
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,7 +18,7 @@ from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
-from kestrelmq.engine.durability import GroupCommit
+from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.moving import (
     SLICE_BYTES,
     Copy,
@@ -82,8 +83,7 @@ class QueueCollection:
         self._clock = clock or SystemClock()
         self._sweep_period = sweep_period
         self._queues = Queues(self._config, self._clock)
-        self._access = QueueAccess(self._queues.commits)
-        self._queues.commits.worker = ThreadWorker(self._access.report)
+        self._access = QueueAccess()
         self._is_open = False
 
     # --- start and stop ---
@@ -96,7 +96,7 @@ class QueueCollection:
             QueueUnavailable: the system has no room for a thread that is needed.
             OSError: the path cannot be created or read.
         """
-        self._access.change(self._open)
+        self._access.open(self._open)
 
     def _open(self) -> None:
         if self._is_open:
@@ -105,9 +105,13 @@ class QueueCollection:
         period = UPKEEP_PERIOD if self._sweep_period is None else self._sweep_period
         configured = (self._config.default, *self._config.queues.values())
         periods = [config.sync_journal for config in configured if config.sync_journal]
+        self._queues = Queues(self._config, self._clock)
+        commits = self._queues.commits
+        commits.isolates_faults = False
+        commits.worker = ThreadWorker(self._access.report)
         try:
             self._queues.open()
-            self._access.begin(self._do_upkeep, period, min(periods, default=None))
+            self._access.begin(commits, self._do_upkeep, period, min(periods, default=None))
             if (
                 self._sweep_period is not None
                 or self._queues.commits.deadlines
@@ -130,14 +134,13 @@ class QueueCollection:
         """
         if self._access.process.is_another:
             return
-        if self._is_open:
-            self._access.sync_written()
         self._access.end(self._shut)
 
     def _shut(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._queues.close()
+            with closing(self._queues):
+                sync_now(*self._queues.commits.syncs.take_due(inf))
 
     def __enter__(self) -> Self:
         self.setup()
@@ -273,14 +276,17 @@ class QueueCollection:
         """Do a move of items of `queue`; None if there is no such queue."""
         if queue is None or work is None:
             return None
-        with closing(work.slices()) as slices:
-            failure: JournalError | None = None
+        slices, failure = work.slices(), None
+        try:
             while True:
                 written, failures = self._access.change(partial(self._step, slices, failure))
                 failed = [failures[one] for one in (*written, queue) if one in failures]
                 failure = failed[0] if failed else None
                 if not written:
                     break
+        finally:
+            with suppress(QueueUnavailable):  # what cannot be given back now is back after `setup`
+                self._access.change(slices.close)
         if failure is not None:
             raise failure
         return Moved(work.moved, work.stopped)

@@ -29,7 +29,13 @@ from kestrelmq.engine.browsing import Look, Tour
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import READ_BYTES, SEARCHED_ITEMS, Search, matches, page_of
 from kestrelmq.engine.waiters import ReadMode
-from kestrelmq.errors import ImportStopped, KestrelError, LeaseEnded, TagRefused
+from kestrelmq.errors import (
+    ImportStopped,
+    KestrelError,
+    LeaseEnded,
+    NoDeadLetterQueue,
+    TagRefused,
+)
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
 from kestrelmq.journal.records import item_add_time, item_data, item_expiry
@@ -505,7 +511,7 @@ def _releasing(
 
     def release(queue: Queue) -> bool:
         if dead and xid in queue.open and queue.config.dead_letter_queue is None:
-            raise ValueError(f"queue {queue.name} has no dead_letter_queue")
+            raise NoDeadLetterQueue(f"queue {queue.name} has no dead_letter_queue")
         why = "it was released"
         given_back = queue.give_back([xid], counted=counted, why=why, delay=delay, is_dead=dead)
         return given_back == 1
