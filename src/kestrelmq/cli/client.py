@@ -26,6 +26,7 @@ from kestrelmq.cli.terminal import (
     item_for_output,
     os_error_reason,
     standard_input,
+    standard_output,
     write_out,
 )
 from kestrelmq.cli.values import duration
@@ -43,7 +44,8 @@ TimeoutFlag = Annotated[
 DelimiterFlag = Annotated[
     str | None,
     typer.Option(
-        help="Text to write after each item; by default a line end if there may be several items."
+        help="Text to write after each item; by default a line end on a terminal, or if there may "
+        "be several items."
     ),
 ]
 
@@ -214,7 +216,7 @@ def peek(
         item = client.peek(queue, timeout)
     if item is None:
         raise typer.Exit(1)
-    _write(item, b"")
+    _write(item, _delimiter(None, several=False))
 
 
 def monitor(
@@ -271,7 +273,7 @@ def _items(
 
 def _delimiter(flag: str | None, *, several: bool) -> bytes:
     if flag is None:
-        return b"\n" if several else b""
+        return b"\n" if several or standard_output().isatty() else b""
     return os.fsencode(flag).replace(b"\\n", b"\n").replace(b"\\0", b"\0")
 
 

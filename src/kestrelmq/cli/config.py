@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kestrelmq.cli.values import wrong
 from kestrelmq.config import (
     ServerConfig,
     config_toml,
@@ -14,7 +15,6 @@ from kestrelmq.config import (
     load_config,
     queues_toml,
 )
-from kestrelmq.errors import ConfigError
 from kestrelmq.names import queue_name_error
 
 app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
@@ -48,7 +48,7 @@ def show(
     for name in names:
         problem = queue_name_error(name)
         if problem is not None:
-            raise ConfigError(f"{name!r}: {problem}")
+            raise wrong("QUEUE", f"{name!r}: {problem}")
     loaded = load_config(config) if config is not None else ServerConfig()
     print(queues_toml(loaded, names) if names else config_toml(loaded), end="")
 

@@ -33,6 +33,15 @@ class Operations(StrEnum):
     ALL = "all"
 
 
+class NewStatus(StrEnum):
+    """What the status of a server can be set to."""
+
+    UP = "up"
+    WRITEAVOID = "writeavoid"
+    READONLY = "readonly"
+    QUIESCENT = "quiescent"
+
+
 OperationsArgument = Annotated[Operations, typer.Argument(help="Which operations.")]
 
 
@@ -179,8 +188,10 @@ def resume(
 
 def status(
     new: Annotated[
-        str | None,
-        typer.Argument(metavar="NEW", help="up, writeavoid, readonly or quiescent."),
+        NewStatus | None,
+        typer.Argument(
+            metavar="NEW", case_sensitive=False, help="up, writeavoid, readonly or quiescent."
+        ),
     ] = None,
     *,
     servers: ServersFlag = None,
@@ -198,7 +209,7 @@ def status(
     """  # noqa: D301 # \b is for the help
     if new is not None:
         with connect(servers, zookeeper, path_prefix) as client:
-            client.set_status(new)
+            client.set_status(new.value)
         return
     with asking_each(servers, zookeeper, path_prefix, Client.status) as answers:
         for server, now in (pair for answer in answers for pair in answer.items()):

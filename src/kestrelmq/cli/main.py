@@ -1,6 +1,7 @@
 """The entry point of the `kestrelmq` command.
 
-Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong usage.
+Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong usage: what was
+asked for can never be done, such as reading a queue of a name that no queue can have.
 """
 
 import importlib
@@ -16,7 +17,7 @@ from kestrelmq.cli.terminal import (
     printable,
     tell_output_errors_apart,
 )
-from kestrelmq.errors import KestrelError
+from kestrelmq.errors import InvalidRequest, KestrelError
 from kestrelmq.version import VERSION
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(1)
     except KestrelError as error:
         _complain(str(error))
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, InvalidRequest) else 1)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # then nobody reads standard error
             _complain(os_error_reason(error))

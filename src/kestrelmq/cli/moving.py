@@ -1,6 +1,7 @@
 """`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from kestrelmq.cli.servers import (
     no_queue,
 )
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
+from kestrelmq.cli.values import wrong
 from kestrelmq.client import BrowsedItem, Client, Moved
 from kestrelmq.client.commands import export_line
 from kestrelmq.errors import KestrelError
@@ -60,9 +62,14 @@ def browse(  # noqa: PLR0913 # one parameter a flag
     """  # noqa: D301 # \b is for the help
     if search is not None and pattern is not None:
         raise typer.BadParameter("give either --search or --pattern")
+    text, regex = (None if flag is None else os.fsencode(flag) for flag in (search, pattern))
+    if regex is not None:
+        try:
+            re.compile(regex)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise wrong("--pattern", f"no regular expression: {error}") from error
     with connect(servers, zookeeper, path_prefix) as client:
         check_exists(client, queue)
-        text, regex = (None if flag is None else os.fsencode(flag) for flag in (search, pattern))
         for item in _found_items(client, queue, offset, count, text, regex):
             if as_json:
                 print(export_line(queue, item))

@@ -18,6 +18,7 @@ from kestrelmq.cli.spark_runs import STOPS, error_line, handled_by, spark_sessio
 from kestrelmq.cli.tables import print_table
 from kestrelmq.cli.values import duration, time, wrong
 from kestrelmq.errors import KestrelError
+from kestrelmq.names import queue_name_error
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -78,6 +79,27 @@ def _checked_master(url: str) -> str:
             f"{url!r} is no master of Spark's: give local[*], spark://HOST:PORT, yarn or k8s://URL"
         )
     return url
+
+
+def _checked_queues(words: list[str] | None) -> list[str] | None:
+    """Check names and patterns of queues before Spark starts."""
+    from kestrelmq.spark.live.queue_choice import QueueChoice  # noqa: PLC0415 # only for pipelines
+
+    try:
+        QueueChoice.of(words or ())
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{', '.join(words or ())!r} is not allowed: it must be {error}"
+        ) from error
+    return words
+
+
+def _checked_name(name: str | None) -> str | None:
+    """Check a queue's name, or a part of one."""
+    problem = None if name is None else queue_name_error(name)
+    if problem is not None:
+        raise typer.BadParameter(f"{name!r}: {problem}")
+    return name
 
 
 def _checked_start(text: str) -> str:
@@ -245,7 +267,9 @@ def archive(  # noqa: PLR0913 # one for each flag
     queues: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUEUE...", help="The queues to read: names, or patterns such as 'orders_*'."
+            metavar="QUEUE...",
+            callback=_checked_queues,
+            help="The queues to read: names, or patterns such as 'orders_*'.",
         ),
     ] = None,
     *,
@@ -275,7 +299,11 @@ def archive(  # noqa: PLR0913 # one for each flag
     ] = False,
     copy: Annotated[
         str | None,
-        typer.Option(metavar="CHILD", help="Copy through this fanout child instead of draining."),
+        typer.Option(
+            metavar="CHILD",
+            callback=_checked_name,
+            help="Copy through this fanout child instead of draining.",
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue until interrupted (SIGINT, SIGTERM).")
@@ -385,7 +413,12 @@ def restore(  # noqa: PLR0913 # one for each flag
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Add to queues of live servers.")] = False,
     queue: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="With --live: add all items to this queue.")
+        str | None,
+        typer.Option(
+            metavar="QUEUE",
+            callback=_checked_name,
+            help="With --live: add all items to this queue.",
+        ),
     ] = None,
     since: Annotated[
         int | None,

@@ -1,15 +1,18 @@
 """`kestrelmq stats` and `kestrelmq queues`: statistics as tables for people, JSON for scripts."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final
 
 import typer
+from rich.cells import cell_len
 
 from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each, no_queue
-from kestrelmq.cli.terminal import printable
+from kestrelmq.cli.terminal import printable, shortened, standard_output
 from kestrelmq.client import Client, QueueStats
 from kestrelmq.client.statistics import (
     damaged_queues,
@@ -88,6 +91,10 @@ def _stats_of(client: Client, queue: str | None) -> dict[str, dict[str, int | st
 
 
 def queues(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="PATTERN", help="Only the queues that match, such as 'orders_*'."),
+    ] = None,
     *,
     sort: Annotated[
         SortColumn, typer.Option(help="Names from a to z, numbers from the largest.")
@@ -104,24 +111,53 @@ def queues(
 
     \b
     kestrelmq queues --sort items
+    kestrelmq queues 'orders_*'
     kestrelmq queues --json | jq '.[] | select(.items > 1000)'
 
     Over several servers, numbers are sums; the age, in milliseconds, is the largest. A warning
     names each queue that a server could not load. Exit status 1: a server did not answer; the
-    others are printed.
+    others are printed. A terminal shows the columns that fit, and long names shortened.
     """  # noqa: D301 # \b is for the help
     with asking_each(servers, zookeeper, path_prefix, Client.stats) as answers:
         told = {server: pairs.items() for answer in answers for server, pairs in answer.items()}
         for server, pairs in told.items():
-            for reason in damaged_queues(pairs).values():
-                print(f"kestrelmq: warning: {server}: {printable(reason)}", file=sys.stderr)
-        found = [queue for server, pairs in told.items() for queue in queue_stats(server, pairs)]
+            for name, reason in damaged_queues(pairs).items():
+                if fnmatchcase(name, pattern or "*"):
+                    print(f"kestrelmq: warning: {server}: {printable(reason)}", file=sys.stderr)
+        found = [
+            queue
+            for server, pairs in told.items()
+            for queue in queue_stats(server, pairs)
+            if fnmatchcase(queue.name, pattern or "*")
+        ]
         rows = _sorted([queue_row([q]) for q in found] if by_server else rows_by_queue(found), sort)
         if as_json:
             print(json.dumps(rows, indent=2))
             return
         heads = ["queue", *(["server"] if by_server else []), *COLUMNS, "paused"]
-        print_table(heads, [[str(row[head]) for head in heads] for row in rows])
+        texts = [{head: printable(str(row[head])) for head in heads} for row in rows]
+        if standard_output().isatty():
+            heads = _fit(heads, texts, shutil.get_terminal_size().columns)
+        print_table(heads, [[row[head] for head in heads] for row in texts])
+
+
+def _fit(heads: list[str], rows: list[dict[str, str]], room: int) -> list[str]:
+    """Return the columns that fit in `room` cells, and shorten the names of `rows` accordingly."""
+    paused = [head for head in heads if head == "paused" and any(row[head] for row in rows)]
+    widths = {
+        head: max(cell_len(text) for text in [head, *(row[head] for row in rows)]) for head in heads
+    }
+    named = min(widths["queue"], max(len("queue"), room // 3))
+    left = room - named
+    shown = ["queue"]
+    for head in [*paused, *(head for head in heads[1:] if head != "paused")]:
+        if left < 2 + widths[head]:
+            break
+        left -= 2 + widths[head]
+        shown.append(head)
+    for row in rows:
+        row["queue"] = shortened(row["queue"], named + left)
+    return shown
 
 
 def rows_by_queue(found: Iterable[QueueStats]) -> list[dict[str, Any]]:
@@ -143,11 +179,11 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, the first aligned to the left and numbers to the right."""
     heads = list(map(printable, heads))
     rows = [list(map(printable, row)) for row in rows]
-    widths = [max(len(line[i]) for line in [heads, *rows]) for i in range(len(heads))]
+    widths = [max(cell_len(line[i]) for line in [heads, *rows]) for i in range(len(heads))]
     numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(heads))]
     for line in [heads, *rows]:
         cells = [
-            cell.rjust(width) if right else cell.ljust(width)
+            cell.rjust(width) if right else cell + " " * (width - cell_len(cell))
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         print("  ".join(cells).rstrip())

@@ -3,9 +3,15 @@
 Text from servers and files is escaped, so that it cannot control the user's terminal.
 """
 
+import codecs
 import errno
+import json
 import os
+import select
 import sys
+import termios
+import time
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, BufferedWriter, FileIO, TextIOBase, TextIOWrapper
@@ -19,6 +25,8 @@ if TYPE_CHECKING:
 
 _STDOUT: Final = 1
 _CLOSED: Final = "standard output is closed"
+_AS_JSON: Final = "kestrelmq.as_json"
+"""The name of the handler of characters that the encoding of standard output lacks."""
 
 
 class OutputError(KestrelError):
@@ -58,15 +66,17 @@ class _ClosedOutput(TextIOBase):
 def tell_output_errors_apart() -> None:
     """Let whatever is printed from now on raise OutputError where it cannot be written.
 
-    If standard output is closed, it raises KestrelError.
+    If standard output is closed, it raises KestrelError. Characters that its encoding lacks are
+    escaped as in JSON, so that lines of JSON stay valid.
     """
+    codecs.register_error(_AS_JSON, _escaped_as_json)
     if sys.stdout is None:
         sys.stdout = cast(TextIO, _ClosedOutput())
     elif isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = TextIOWrapper(
             BufferedWriter(_StandardOutput()),
             sys.stdout.encoding,
-            sys.stdout.errors,
+            _AS_JSON,
             line_buffering=sys.stdout.line_buffering or sys.stdout.write_through,
         )
 
@@ -96,11 +106,62 @@ def drop_output() -> None:
         os.close(nowhere)
 
 
+def _escaped_as_json(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def printable(text: str) -> str:
-    """Return a line of text with every non-printable character escaped, such as ESC."""
-    if text.isprintable():
+    """Return a line of text with every character escaped that is not printable, such as ESC.
+
+    Those that the encoding of standard output lacks are escaped, too.
+    """
+    if not text.isprintable():
+        text = "".join(map(_escaped, text))
+    if text.isascii():
         return text
-    return "".join(map(_escaped, text))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return printable text, cut to `width` cells of a terminal if it is longer."""
+    from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 # most commands need none
+
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + ellipsis()
+
+
+def ellipsis() -> str:
+    """Return the character that stands for what is left out, which standard output can show."""
+    wanted = "\N{HORIZONTAL ELLIPSIS}"
+    return wanted if printable(wanted) == wanted else "~"
+
+
+@contextmanager
+def keys_at_once(*, also: bool = True) -> Iterator[Callable[[float], bytes | None]]:
+    """Read keys of the terminal as they are pressed, without showing them, during a `with` block.
+
+    It yields a function that waits so many seconds for a key, and returns it: None if none was
+    pressed, nothing if the terminal has gone. It only waits if standard input is no terminal, or if
+    `also` is false.
+    """
+    if not also or sys.stdin is None or not sys.stdin.isatty():
+        yield time.sleep
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def pressed(seconds: float) -> bytes | None:
+        return os.read(keyboard, 1) if select.select([keyboard], [], [], seconds)[0] else None
+
+    try:
+        tty.setcbreak(keyboard)
+        yield pressed
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
 
 
 def item_for_output(item: bytes) -> bytes:

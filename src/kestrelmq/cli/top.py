@@ -2,12 +2,13 @@
 
 import shutil
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, OverflowMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,7 @@ from kestrelmq.cli.servers import (
     ZookeeperFlag,
     membership,
 )
-from kestrelmq.cli.terminal import printable, standard_output
+from kestrelmq.cli.terminal import ellipsis, keys_at_once, printable, standard_output
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client, ClientOptions, QueueStats
 from kestrelmq.client.address import Address
@@ -85,28 +86,41 @@ def top(
     kestrelmq top --servers a:22133,b:22133 --interval 500ms
     kestrelmq top --once
 
-    Rates are averages over the interval. End it with Ctrl-C. If the output is no terminal, each
-    view is printed behind the one before. Exit status 1 with --once: no server could be reached.
+    Rates are averages over the interval. End it with q or Ctrl-C. If the output is no terminal,
+    each view is printed behind the one before. Exit status 1 with --once: no server could be
+    reached.
     """  # noqa: D301 # \b is for the help
     watched = membership(servers, zookeeper, path_prefix)
-    views = _views(watched, interval or 0.1, lines)
     try:
         is_terminal = standard_output().isatty()
-        if is_terminal and not once:
-            with Live(auto_refresh=False, screen=True) as live:
-                for view, _ in views:
-                    live.update(view, refresh=True)
-        console = Console(width=None if is_terminal else _WIDE)
-        for view, reached in views:
-            console.print(view)
-            standard_output().flush()
-            if once:
-                raise typer.Exit(0 if reached else 1)
+        with (
+            keys_at_once(also=is_terminal) as pressed,
+            closing(_views(watched, lambda: _waited(interval or 0.1, pressed), lines)) as views,
+        ):
+            if is_terminal and not once:
+                with Live(auto_refresh=False, screen=True) as live:
+                    for view, _ in views:
+                        live.update(view, refresh=True)
+                return
+            console = Console(width=None if is_terminal else _WIDE)
+            for view, reached in views:
+                console.print(view)
+                standard_output().flush()
+                if once:
+                    raise typer.Exit(0 if reached else 1)
     except KeyboardInterrupt:
         return
     finally:
-        views.close()
         watched.close()
+
+
+def _waited(seconds: float, pressed: Callable[[float], bytes | None]) -> bool:
+    """Wait; return False as soon as `q` is pressed or the terminal has gone."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if pressed(left) in {b"q", b"Q", b""}:
+            return False
+    return True
 
 
 def queue_lines(
@@ -160,15 +174,17 @@ def _added_and_read(before: QueueStats, after: QueueStats) -> tuple[int, int]:
 
 
 def _views(
-    watched: Membership, interval: float, lines: int
+    watched: Membership, wait: Callable[[], bool], lines: int
 ) -> Generator[tuple[RenderableType, bool], None, None]:
-    """Take a sample per interval; yield the view of it, and whether any server was reached."""
+    """Take a sample after each wait; yield the view of it, and whether any server was reached.
+
+    It ends when `wait` returns False.
+    """
     clients: dict[Address, Client] = {}
     watched.start()
     before = _take_samples(watched, clients)
     try:
-        while True:
-            time.sleep(interval)
+        while wait():
             after = _take_samples(watched, clients)
             yield _view(before, after, lines), any(not s.problem for s in after.values())
             before = after
@@ -263,4 +279,6 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _cell(name: str) -> Text:
-    return Text(printable(name), no_wrap=True, overflow="ellipsis")
+    # Rich's own ellipsis may be a character that the terminal cannot show.
+    overflow: OverflowMethod = "crop" if ellipsis() == "~" else "ellipsis"
+    return Text(printable(name), no_wrap=True, overflow=overflow)

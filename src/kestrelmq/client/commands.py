@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from kestrelmq.client.options import ItemTimes
@@ -22,6 +22,7 @@ from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
+from kestrelmq.protocol.foreign import NOT_MEMCACHE, guessed_server
 from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.units import parse_size
 
@@ -735,7 +736,8 @@ def _read_stats() -> Reading[list[tuple[str, str]]]:
 
 def _read_line() -> Reading[str]:
     reply = yield
-    if not isinstance(reply, wire.Line):
+    # Any line will do, but one that shows that this is another server.
+    if not isinstance(reply, wire.Line) or guessed_server(reply.text.encode()) != NOT_MEMCACHE:
         _unexpected(reply)
     return reply.text
 
@@ -767,11 +769,8 @@ def _read_found(done: str) -> Callable[[], Reading[bool]]:
 def _unexpected(reply: wire.Reply) -> NoReturn:
     if isinstance(reply, wire.ErrorReply):
         raise ServerRefused(reply.reason or reply.kind, reply.kind)
-    raise ProtocolError(f"this is no reply to the request: {_short(reply)}")
-
-
-def _short(reply: Any) -> str:
-    return repr(reply)[:200]
+    shown = reply.text if isinstance(reply, wire.Line) else reply
+    raise ProtocolError(f"this is no reply to the request: {repr(shown)[:200]}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -15,6 +15,7 @@ from kestrelmq.client.commands import Command
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import HeldReads, HoldStep, PauseStep, Plan, ReleaseStep, RunStep, Step
 from kestrelmq.errors import ClientClosed, ClientError, ConnectionLost, ProtocolError
+from kestrelmq.protocol.foreign import guessed_server
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 class Exchange(Generic[T]):
     """A command that was sent, and the part of its reply that has arrived.
+
+    Its errors name the server. If that is perhaps no server of the protocol, they say so.
 
     Attributes:
         result: the result of the command; it is set when the reply is complete.
@@ -43,13 +46,19 @@ class Exchange(Generic[T]):
             ServerRefused: the server answered with an error.
             ProtocolError: the data is not a reply to the command, or there is more after it.
         """
+        try:
+            return self._receive(data)
+        except ProtocolError as error:
+            raise ProtocolError(f"{self._address}: {error}; {guessed_server(data)}") from error
+
+    def _receive(self, data: bytes) -> bool:
         replies = self._parser.feed(data)
         for count, reply in enumerate(replies, 1):
             try:
                 self._reading.send(reply)
             except StopIteration as done:
                 if count < len(replies) or not self._parser.is_idle:
-                    raise ProtocolError(f"{self._address}: more replies than requests") from None
+                    raise ProtocolError("more replies than requests") from None
                 self.result = done.value
                 return True
         return False
@@ -58,8 +67,11 @@ class Exchange(Generic[T]):
         """Tell the reading that the connection was lost, which completes some replies.
 
         Raises:
-            ConnectionLost: the reply is not complete; this is `error`.
+            ConnectionLost: the reply is not complete; this is `error`, perhaps with a guess why.
         """
+        if not self._parser.has_replied:
+            guess = guessed_server(self._parser.rest)
+            error = ConnectionLost(f"{error} before its first reply; {guess}")
         try:
             self._reading.throw(error)
         except StopIteration as done:

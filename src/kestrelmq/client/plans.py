@@ -1120,6 +1120,8 @@ class Planner:
         """
         if not isinstance(lines, Iterable):
             raise InvalidRequest(f"import_items takes lines, not {type(lines).__name__}")
+        if queue is not None:
+            commands.checked_queue(queue)
         added = 0
         try:
             for rows in import_batches(lines, queue, BATCH_ITEMS):

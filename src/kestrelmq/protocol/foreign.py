@@ -1,4 +1,4 @@
-"""Recognising clients of other protocols: HTTP, TLS, and memcached's binary protocol.
+"""Recognising other protocols: clients of HTTP, TLS and memcached's binary one, and servers.
 
 A web page can make any browser that opens it send an HTTP request, with a body of the page's
 choice, to any port that the browser can reach. The first two lines of such a request come before
@@ -22,6 +22,20 @@ MEMCACHED_COMMANDS: Final = frozenset(
 )
 """memcached's own commands: a connection may begin with each, served or not."""
 
+_SERVERS: Final = {
+    b"HTTP/": "HTTP is spoken there: is it the admin port?",
+    b"\x15\x03": "TLS is spoken there",
+    b"\x16\x03": "TLS is spoken there",
+    b"SSH-": "SSH is spoken there",
+    b"-ERR": "is it a Redis server?",
+    b"-": "is it the text port?",
+    b"+": "is it the text port?",
+    b"*": "is it the text port?",
+    b":": "is it the text port?",
+}
+"""What a server speaks whose reply begins so, and is none of the memcache protocol."""
+NOT_MEMCACHE: Final = "is it the memcache port of a server?"
+
 _BINARY_HEADER: Final = struct.Struct(">BBHBBHI4sQ")
 _BINARY_RESPONSE: Final = 0x81
 _UNKNOWN_COMMAND: Final = 0x0081
@@ -36,6 +50,14 @@ def is_http(line: bytes) -> bool:
     words = line.split()
     is_request = len(words) >= 3 and words[-1][:5].upper() == b"HTTP/"
     return is_request or line[:5].lower() == b"host:"
+
+
+def guessed_server(reply: bytes) -> str:
+    """Return what a server may be whose reply, of which this is the beginning, is none."""
+    for beginning, guess in _SERVERS.items():
+        if reply.startswith(beginning):
+            return guess
+    return NOT_MEMCACHE
 
 
 def binary_refusal(request: bytes) -> bytes:

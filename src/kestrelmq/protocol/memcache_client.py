@@ -83,9 +83,13 @@ Reply: TypeAlias = Value | ItemReply | Stat | EndOfList | Line | ErrorReply
 
 
 class ReplyParser:
-    """Parses the bytes that a server sends into replies."""
+    """Parses the bytes that a server sends into replies.
 
-    __slots__ = ("_broken", "_buffer", "_max_item_bytes", "_pending", "_scanned")
+    Attributes:
+        has_replied: whether any reply was complete.
+    """
+
+    __slots__ = ("_broken", "_buffer", "_max_item_bytes", "_pending", "_scanned", "has_replied")
 
     def __init__(self, max_item_bytes: int = MAX_ITEM_BYTES) -> None:
         self._buffer = bytearray()
@@ -94,6 +98,12 @@ class ReplyParser:
         self._pending: tuple[int, Callable[[bytes], Reply]] | None = None
         self._max_item_bytes = max_item_bytes
         self._broken = False
+        self.has_replied = False
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes received so far of a reply whose first line is not complete."""
+        return bytes(self._buffer)
 
     @property
     def is_idle(self) -> bool:
@@ -116,6 +126,7 @@ class ReplyParser:
         except ProtocolError:
             self._broken = True
             raise
+        self.has_replied = self.has_replied or bool(replies)
         return replies
 
     def _next(self) -> Reply | None:
