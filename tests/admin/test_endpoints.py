@@ -27,6 +27,19 @@ def fill(admin: Admin) -> None:
 def test_ping(shared: Admin) -> None:
     """The server says that it is there."""
     assert shared.get("/ping").text == "pong\n"
+    assert shared.get("/ping.txt").text == "pong\n"
+    assert shared.get("/ping.json").json == {"response": "pong"}
+
+
+def test_ostrich_forms_of_what_the_server_is(shared: Admin) -> None:
+    """Without a suffix it is JSON, as in Ostrich; with `.txt` it is text."""
+    info = shared.get("/server_info.json").json
+    assert shared.get("/server_info").json.keys() == info.keys()
+    assert shared.get("/stats").json.keys() == shared.get("/stats.json").json.keys()
+    assert shared.get("/stats?period=0").code == "invalid_query"
+    lines = dict(line.split(": ", 1) for line in shared.get("/server_info.txt").text.splitlines())
+    assert lines.keys() == info.keys()
+    assert lines["version"] == info["version"]
 
 
 def test_ostrich_statistics_as_json(admin: Admin) -> None:

@@ -34,10 +34,15 @@ class Endpoints:
     def add_to(self, app: web.Application) -> None:
         """Add the routes."""
         for path, read in (
+            ("/stats", self._stats_json),
             ("/stats.json", self._stats_json),
             ("/stats.txt", self._stats_text),
             ("/ping", self._ping),
+            ("/ping.json", self._ping_json),
+            ("/ping.txt", self._ping),
+            ("/server_info", self._server_info),
             ("/server_info.json", self._server_info),
+            ("/server_info.txt", self._server_info_text),
             ("/config.json", self._config),
             ("/health", self._health),
             ("/health/live", self._live),
@@ -70,8 +75,15 @@ class Endpoints:
     async def _ping(self, _request: web.Request) -> web.Response:
         return web.Response(text="pong\n")
 
+    async def _ping_json(self, _request: web.Request) -> web.Response:
+        return web.json_response({"response": "pong"})
+
     async def _server_info(self, _request: web.Request) -> web.Response:
         return web.json_response(ostrich.server_info(self._context))
+
+    async def _server_info_text(self, _request: web.Request) -> web.Response:
+        info = ostrich.server_info(self._context)
+        return web.Response(text="".join(f"{name}: {value}\n" for name, value in info.items()))
 
     async def _config(self, _request: web.Request) -> web.Response:
         return web.json_response(config_in_force(self._context))
