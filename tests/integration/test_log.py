@@ -126,6 +126,28 @@ def test_very_many_requests_of_one_client_are_counted(server: ServerProcess) -> 
     until(lambda: told() == 1000)
 
 
+def test_which_clients_the_dialect_is_for_is_said_once(tmp_path: Path) -> None:
+    """At the first read with options; not of other reads, and not where ordinary clients can read.
+
+    pymemcache sends such a read as written here, and raises KeyError for the reply.
+    """
+    for name, config, times in (
+        ("default", "", 1),
+        ("memcached", 'memcache_dialect = "memcached"\n', 0),
+    ):
+        (tmp_path / name).mkdir()
+        with running_server(tmp_path / name, config=config) as server:
+            wire = Wire(server)
+            wire.ask(b"get work\r\n", b"END\r\n")
+            assert 'memcache_dialect = "memcached"' not in server.output
+            for request in (b"get work/t=1\r\n", b"get work/peek\r\n", b"gets work/t=2\r\n"):
+                wire.ask(request, b"END\r\n")
+            wire.close()
+        said = [line for line in server.output.splitlines() if "reads with options" in line]
+        assert len(said) == times
+        assert all('memcache_dialect = "memcached"' in line for line in said)
+
+
 def test_who_moved_and_paused(server: ServerProcess) -> None:
     """Looking at a queue is not logged."""
     with Wire(server) as memcache:

@@ -259,7 +259,8 @@ class ServerConfig(_Settings):
     log_file: LogFile = None
     """File the log is written to, opened again on SIGHUP; None is standard error."""
     memcache_dialect: Annotated[Literal["kestrel", "memcached"], CHOICE] = "kestrel"
-    """How the memcache listener answers: like Kestrel, or as ordinary memcached clients need."""
+    """How the memcache listener answers: like Kestrel, or as ordinary memcached clients need, which
+    otherwise lose what they read with options."""
     status_change_grace_period: DurationOrOff = 0.0
     """How long after a change of status the operations that it forbids are still allowed."""
     enable_session_trace: Flag = False

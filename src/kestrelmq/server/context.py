@@ -72,6 +72,7 @@ class ServerContext:
         waiting: the requests that wait for an item, and perhaps some that have waited.
         browser: shows items that stay in their queues.
         actions: decides who may act on the whole server.
+        explains_dialect: whether the log has yet to say which clients the dialect is for.
         started: when the server started (monotonic seconds).
     """
 
@@ -88,6 +89,7 @@ class ServerContext:
     waiting: dict[PendingRequest, None] = field(default_factory=dict)
     browser: Browser = field(default_factory=Browser)
     actions: ServerActionGuard = field(init=False)
+    explains_dialect: bool = field(init=False)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,7 @@ class ServerContext:
         limit = self.config.max_buffered_bytes
         buffered.limit = sys.maxsize if limit is None else limit
         buffered.on_change = lambda: self.status.set_memory(is_full=buffered.is_full)
+        self.explains_dialect = self.config.memcache_dialect == "kestrel"
         self.status.on_quiescent = lambda: self.finish_in_slices(self._ending_waits())
 
     @property

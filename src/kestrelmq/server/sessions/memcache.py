@@ -5,6 +5,7 @@ All other requests go to `_serve_other`. The connection collects the replies, ea
 whose journals must be written before the reply may be sent.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -64,6 +65,8 @@ from kestrelmq.server.sessions.memcache_reads import (
     refuse,
 )
 from kestrelmq.server.sessions.memcache_reserving import MemcacheReserving
+
+log = logging.getLogger(__name__)
 
 _EPOCH_EXPIRY: Final = {"kestrel": 1_000_000, "memcached": 30 * 24 * 60 * 60 + 1}
 """By dialect: an expiry from this on is in epoch seconds, a smaller one in seconds from now."""
@@ -178,7 +181,20 @@ class MemcacheSession(LineSession):
                 self._fault(fault)
             return None
         self._line, self._request = line, request
+        if self._context.explains_dialect and isinstance(request, Get) and b"/" in line:
+            self._explain_dialect()
         return request
+
+    def _explain_dialect(self) -> None:
+        """Log, once in the run of a server, what an ordinary client needs to find such an item."""
+        self._context.explains_dialect = False
+        log.info(
+            "%s reads with options: in the dialect kestrel the reply names only the queue, and an"
+            " ordinary memcached client drops the item; for such clients set"
+            ' memcache_dialect = "memcached"',
+            self._connection.peer,
+            extra=self._connection.log_fields,
+        )
 
     def _parse_with_number(self, line: bytes) -> Request:
         """Parse a line that has the number of a producer's item. Raises ClientFault."""
