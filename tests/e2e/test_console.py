@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
+from kestrelmq import Client
 from kestrelmq.errors import ConnectionLost, KestrelError, LeaseEnded
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
@@ -667,6 +668,32 @@ def test_clients_are_listed_and_disconnected(console: Console) -> None:
             wait_for(wire, "orders", "open_transactions", 0)
         with console.client() as other:
             assert other.get("orders") == item
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1001, 1360])
+def test_the_clients_fit_every_screen(browser: Browser, server: ServerProcess, width: int) -> None:
+    """Nothing of the table is cut or has to be scrolled to, whatever a client calls itself."""
+    names = ("billing-worker-3", "n" * 64)
+    for console in open_console(browser, server, width=width, height=844):
+        fill(console)
+        with (
+            Client(server.address, name=names[0]) as first,
+            Client(server.address, name=names[1]) as second,
+            first.reserve("orders"),
+            second.reserve("orders"),
+        ):
+            console.open("#/clients")
+            clients = console.page.get_by_role("table", name="Clients")
+            for name in names:
+                expect(clients.get_by_text(name)).to_be_visible()
+            region = console.page.locator(".scroll-x:has([aria-label=Clients])")
+            assert region.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+            for cell in clients.locator("th, td, button").all():
+                box = cell.bounding_box()
+                assert box is not None
+                assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+            assert console.accessibility_problems() == []
+            console.picture(f"clients-{width}")
 
 
 def test_a_client_waits_for_several_queues(console: Console) -> None:

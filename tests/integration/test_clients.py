@@ -3,17 +3,19 @@
 import asyncio
 import http.client
 import json
+import socketserver
 import struct
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from kestrelmq.client import AsyncClient, Client, ConnectedClient
+from kestrelmq.client import AsyncClient, Client, ClientOptions, ConnectedClient
 from kestrelmq.errors import InvalidRequest, ServerRefused
 from tests.support.commands import run_command
 from tests.support.patience import PATIENCE, until
@@ -144,6 +146,85 @@ def test_all_queues_that_a_reserve_waits_for(server: ServerProcess, client: Clie
         until(lambda: found(client, waiting).state == found(client, other).state == "waiting")
         assert found(client, waiting).queue == "high,a%2Cb,5%25"
         assert found(client, other).queue == "a%2Cb"
+
+
+def test_a_client_has_a_name(server: ServerProcess, client: Client) -> None:
+    """It is listed over memcache, HTTP and by the command; the last one said counts."""
+    with connected(server) as wire:
+        assert found(client, wire).name is None
+        for name in ("first", "caf\u00e9-3", "n" * 64):
+            wire.ask(f"client name {name}\r\n".encode(), b"NAMED\r\n")
+            assert found(client, wire).name == name
+        wire.ask(b"CLIENT NAME billing=3\r\n", b"NAMED\r\n")
+        listed = wire.ask_until(b"clients\r\n", b"END\r\n")
+        assert b" name=billing=3 address=" + address_of(wire).encode() in listed
+        asked = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE)
+        asked.request("GET", "/api/v1/clients")
+        names = [one["name"] for one in json.loads(asked.getresponse().read())["clients"]]
+        asked.close()
+        assert sorted(names, key=str) == [None, "billing=3"]
+        shown = run_command("clients", "--servers", server.address).stdout.decode()
+        assert shown.split()[4] == "name"
+        assert "billing=3" in shown
+        for bad in (b"", b" a b", b" " + b"n" * 65, b" \xff", b" \xc2\xa0", b" \xe2\x80\xae"):
+            wire.ask_until(b"client name%b\r\n" % bad, b"CLIENT_ERROR ")
+            wire.until(b"\r\n")
+        assert found(client, wire).name == "billing=3"
+
+
+def test_the_python_client_has_a_name(server: ServerProcess, client: Client) -> None:
+    """On every connection, blocking or not, however it is given; a bad one is refused at once."""
+    with Client(server.address, name="blocking") as named:
+        named.put("jobs", b"x")
+        with named.reserve("jobs"):
+            named.get("other")
+            assert [one.name for one in client.clients()].count("blocking") == 2
+
+    async def names() -> list[str | None]:
+        async with AsyncClient(server.address, options=ClientOptions(name="asyncio")) as named:
+            return [one.name for one in await named.clients()]
+
+    assert asyncio.run(names()).count("asyncio") == 1
+    for bad in ("", "a b", "n" * 65, "\udcff", "\n", 7):
+        with pytest.raises(InvalidRequest, match="name"):
+            Client(server.address, name=bad)  # type: ignore[arg-type]
+
+
+class _Older(socketserver.StreamRequestHandler):
+    """A server that knows no `client name`."""
+
+    closes: bool
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            if line == b"status\r\n":
+                self.wfile.write(b"UP\r\n")
+            elif self.closes:
+                return
+            else:
+                self.wfile.write(b"CLIENT_ERROR client takes kill and an id\r\n")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_name_that_an_older_server_refuses(*, closes: bool) -> None:
+    """The client goes without, also where the connection is closed for it."""
+    handler = type("Handler", (_Older,), {"closes": closes})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as listening:
+        thread = Thread(target=listening.serve_forever)
+        thread.start()
+        address = f"127.0.0.1:{listening.server_address[1]}"
+
+        async def status() -> dict[str, str]:
+            async with AsyncClient(address, name="me") as client:
+                return await client.status()
+
+        try:
+            with Client(address, name="me") as client:
+                assert client.status() == {address: "UP"}
+            assert asyncio.run(status()) == {address: "UP"}
+        finally:
+            listening.shutdown()
+            thread.join()
 
 
 def test_a_killed_client_is_disconnected(server: ServerProcess, client: Client) -> None:

@@ -578,6 +578,8 @@ class ClientEntry(_Model):
 
     id: Count
     """Its number; a later client of the same server has a higher one."""
+    name: str | None
+    """What it calls itself; null if it has not said."""
     address: str
     """Where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket."""
     protocol: str

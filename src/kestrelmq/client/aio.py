@@ -20,6 +20,7 @@ from itertools import count
 from random import Random
 from typing import Any, Final, Literal, Self, TypeVar
 
+from kestrelmq.client import commands
 from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
@@ -80,11 +81,18 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent = False
 
     async def open(self) -> None:
-        """Connect.
+        """Connect, and say the client's name, if it has one. Raises as `Connection.open` does."""
+        await self._connect()
+        if self._options.name is not None:
+            try:
+                await self.run(commands.name_client(self._options.name))
+            except ConnectionLost:
+                self._parser = ReplyParser(self._options.max_item_bytes)
+                await self._connect()  # an older server may close the connection: it goes without
+            except ClientError as error:
+                raise ServerUnavailable(str(error)) from error
 
-        Raises:
-            ServerUnavailable: the server refused the connection or did not answer in time.
-        """
+    async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.connect_timeout):
@@ -271,9 +279,10 @@ class AsyncClient(ClientOperations):
         *,
         options: ClientOptions | None = None,
         affinity: Literal["queue"] | None = None,
+        name: str | None = None,
         random: Random | None = None,
     ) -> None:
-        chosen = options_of(options, affinity)
+        chosen = options_of(options, affinity, name)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(

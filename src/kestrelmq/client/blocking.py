@@ -18,6 +18,7 @@ from random import Random
 from threading import Lock
 from typing import Any, Final, Literal, Self, TypeVar
 
+from kestrelmq.client import commands
 from kestrelmq.client.address import Address, open_socket
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
@@ -39,7 +40,13 @@ from kestrelmq.client.reserved import (
     beat_period,
     begin_block,
 )
-from kestrelmq.errors import ClientClosed, ConnectionLost, OperationTimeout, ServerUnavailable
+from kestrelmq.errors import (
+    ClientClosed,
+    ClientError,
+    ConnectionLost,
+    OperationTimeout,
+    ServerUnavailable,
+)
 from kestrelmq.forks import PerProcess
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -65,11 +72,22 @@ class Connection:
         self._in_use = Lock()
 
     def open(self) -> None:
-        """Connect.
+        """Connect, and say the client's name, if it has one.
 
         Raises:
             ServerUnavailable: the server refused the connection or did not answer in time.
         """
+        self._connect()
+        if self._options.name is not None:
+            try:
+                self.run(commands.name_client(self._options.name))
+            except ConnectionLost:
+                self._parser = ReplyParser(self._options.max_item_bytes)
+                self._connect()  # an older server may close the connection: it goes without
+            except ClientError as error:
+                raise ServerUnavailable(str(error)) from error
+
+    def _connect(self) -> None:
         try:
             self._socket = open_socket(self.address, self._options.connect_timeout)
         except OSError as error:
@@ -196,7 +214,8 @@ class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
     `servers` is one or several `"host:port"`, or a `Membership`. With `affinity="queue"` each queue
-    lives on one of them, see `ClientOptions`. Connections are made by the first operations. Every
+    lives on one of them, and `name` is what servers list the client by: see `ClientOptions`.
+    Connections are made by the first operations. Every
     operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
 
@@ -206,9 +225,10 @@ class Client(ClientOperations):
         *,
         options: ClientOptions | None = None,
         affinity: Literal["queue"] | None = None,
+        name: str | None = None,
         random: Random | None = None,
     ) -> None:
-        chosen = options_of(options, affinity)
+        chosen = options_of(options, affinity, name)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(

@@ -616,6 +616,7 @@ class ConnectedClient:
     Attributes:
         server: the server's address; empty in the reply of the server.
         id: its number on that server; a later client has a higher one.
+        name: what it calls itself; None if it has not said, or if the server is older.
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: `memcache`, `text` or `thrift`.
         since: when it connected, in milliseconds since the epoch.
@@ -629,6 +630,7 @@ class ConnectedClient:
 
     server: str
     id: int
+    name: str | None
     address: str
     protocol: str
     since: int
@@ -670,6 +672,7 @@ def _connected(line: str) -> ConnectedClient:
     return ConnectedClient(
         server="",
         id=number(fields.get("id", "")),
+        name=fields.get("name"),
         address=fields.get("address", ""),
         protocol=fields.get("protocol", ""),
         since=number(fields.get("since", "")),
@@ -678,6 +681,15 @@ def _connected(line: str) -> ConnectedClient:
         queue=fields.get("queue"),
         open_reads=open_reads,
     )
+
+
+def name_client(name: str) -> Command[None]:
+    """Give the connection's client a name; a server that does not know that goes without."""
+
+    def read() -> Reading[None]:
+        yield
+
+    return Command(wire.name_client_request(name), read)
 
 
 def kill_client(number: int) -> Command[bool]:

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.given_data import given_count, given_number, given_time
 from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.names import client_name_error
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
@@ -44,6 +45,8 @@ class ClientOptions:
             its order holds; None to spread each queue over all of them.
         max_idle_connections: how many idle connections are kept for each server.
         max_item_bytes: the longest item accepted in a reply; a longer one is an error.
+        name: what the client calls itself where a server lists its clients: 1 to 64 bytes of
+            printable UTF-8 without spaces. None for nothing.
     """
 
     connect_timeout: float = 2.0
@@ -54,6 +57,7 @@ class ClientOptions:
     max_idle_connections: int = 8
     max_item_bytes: int = MAX_ITEM_BYTES
     affinity: Literal["queue"] | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest: a value is no number, or out of range, or no known affinity."""
@@ -65,10 +69,17 @@ class ClientOptions:
                 raise InvalidRequest(f"{name} is 0 or more")
         if self.affinity is not None and self.affinity != "queue":
             raise InvalidRequest(f"the affinity is 'queue' or None, not {self.affinity!r}")
+        if self.name is not None:
+            if not isinstance(self.name, str):
+                raise InvalidRequest(f"a name is text, not {type(self.name).__name__}")
+            if (problem := client_name_error(self.name)) is not None:
+                raise InvalidRequest(problem)
 
 
-def options_of(options: ClientOptions | None, affinity: Literal["queue"] | None) -> ClientOptions:
-    """Return the options of a client, of which `affinity` may be given by itself.
+def options_of(
+    options: ClientOptions | None, affinity: Literal["queue"] | None, name: str | None
+) -> ClientOptions:
+    """Return the options of a client, of which `affinity` and `name` may be given by themselves.
 
     Raises:
         InvalidRequest: they are something else.
@@ -77,7 +88,9 @@ def options_of(options: ClientOptions | None, affinity: Literal["queue"] | None)
         options = ClientOptions()
     if not isinstance(options, ClientOptions):
         raise InvalidRequest(f"options are ClientOptions, not {type(options).__name__}")
-    return options if affinity is None else replace(options, affinity=affinity)
+    if affinity is not None:
+        options = replace(options, affinity=affinity)
+    return options if name is None else replace(options, name=name)
 
 
 def checked_number(number: object, what: str) -> float:

@@ -136,6 +136,13 @@ class KillClient:
 
 
 @dataclass(frozen=True, slots=True)
+class NameClient:
+    """Give the client of this connection a name, which `clients` lists."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class GetStatus:
     """Return the server's status."""
 

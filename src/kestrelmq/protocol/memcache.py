@@ -18,6 +18,7 @@ it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is ab
     resume Q [reads|writes|all]
     clients
     client kill ID
+    client name NAME
     reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]]
     finish Q READ... | tag=TAG
     release Q READ... | tag=TAG | owner=NAME [delay=MS] [uncounted] [dead]
@@ -35,6 +36,7 @@ from typing import Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
 from kestrelmq.marks import PutMark, check_mark
+from kestrelmq.names import client_name_error
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, MEMCACHED_COMMANDS, is_http
 from kestrelmq.protocol.managing import (
@@ -51,6 +53,7 @@ from kestrelmq.protocol.managing import (
     ListClients,
     ManagingRequest,
     Move,
+    NameClient,
     Operations,
     Pause,
     Quit,
@@ -224,6 +227,7 @@ Request = (
     | Confirm
     | TouchRead
     | ManagingRequest
+    | NameClient
     | Reserve
     | EndsReads
     | Stats
@@ -324,6 +328,7 @@ ERROR: Final = b"ERROR\r\n"
 DELETED: Final = b"DELETED\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
 KILLED: Final = b"KILLED\r\n"
+NAMED: Final = b"NAMED\r\n"
 NOT_FOUND: Final = b"NOT_FOUND\r\n"
 ITEM: Final = b"ITEM "
 """The beginning of a reply to `reserve` that has items."""
@@ -701,10 +706,17 @@ class Parser:
         operations = _operations(words[1]) if len(words) > 1 else "all"
         return Pause(self._queue(words[0]), operations, resume=True)
 
-    def _client(self, words: list[bytes]) -> KillClient:
-        if len(words) != 2 or words[0].lower() != b"kill":
-            raise ClientFault("client takes kill and an id", closes=False)
-        return KillClient(_count(words[1], "client kill"))
+    def _client(self, words: list[bytes]) -> KillClient | NameClient:
+        what = words[0].lower() if len(words) == 2 else b""
+        if what == b"kill":
+            return KillClient(_count(words[1], "client kill"))
+        if what != b"name":
+            raise ClientFault("client takes kill and an id, or name and a name", closes=False)
+        # What is no UTF-8 becomes a character that no name may have.
+        name = words[1].decode(errors="surrogateescape")
+        if (problem := client_name_error(name)) is not None:
+            raise ClientFault(problem, closes=False)
+        return NameClient(name)
 
     def _reserve(self, words: list[bytes]) -> Reserve:
         if len(words) < 2:

@@ -5,7 +5,7 @@ are refused with `InvalidRequest` before anything is sent. The reply parser acce
 of any size and returns complete replies. It buffers at most one incomplete line or item. Bytes that
 are not a reply raise `ProtocolError`; after that the parser accepts no more.
 
-Other servers of this protocol understand all of these requests except `kill_client_request`.
+Other servers of this protocol understand all of these requests except those about clients.
 """
 
 import re
@@ -326,6 +326,11 @@ def queue_request(verb: str, queue: bytes, *arguments: str) -> bytes:
     """Return a request about a queue, such as `delete work` or `pause work reads`."""
     words = [_encoded(argument, "an argument") for argument in arguments]
     return b" ".join([_word(verb.encode(), "a command"), _queue(queue), *words]) + b"\r\n"
+
+
+def name_client_request(name: str) -> bytes:
+    """Return the request to give the client of this connection a name."""
+    return b"client name %b\r\n" % _encoded(name, "a name")
 
 
 def kill_client_request(number: int) -> bytes:

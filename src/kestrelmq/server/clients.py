@@ -25,6 +25,7 @@ class ConnectedClient:
 
     Attributes:
         id: its number; a later client of the same server has a higher one.
+        name: what it calls itself; None if it has not said.
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: memcache, text or thrift.
         since: when it connected (ms since the epoch).
@@ -38,6 +39,7 @@ class ConnectedClient:
     """
 
     id: int
+    name: str | None
     address: str
     protocol: str
     since: int
@@ -50,6 +52,7 @@ class ConnectedClient:
         """Return what to list of it, as the memcache and text protocols do, in words NAME=VALUE."""
         fields: list[tuple[str, object]] = [
             ("id", self.id),
+            *([] if self.name is None else [("name", self.name)]),
             ("address", self.address),
             ("protocol", self.protocol),
             ("since", self.since),
@@ -67,6 +70,7 @@ def client_of(connection: Connection) -> ConnectedClient:
     """Return what there is to say about the client of a connection."""
     return ConnectedClient(
         id=connection.id,
+        name=connection.client_name or None,
         address=connection.peer,
         protocol=connection.protocol,
         since=connection.since,

@@ -167,6 +167,7 @@ class Connection(TurnConnection):
         peer: the client's address.
         since: when it began (ms since the epoch).
         reply_count: how many replies were made.
+        client_name: what the client calls itself; empty if it has not said.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class Connection(TurnConnection):
         self.peer = peer
         self.since = turns.clock.now()
         self.reply_count = 0
+        self.client_name = ""
 
     def start(self, session: Session) -> None:
         """Begin to serve the client; `session` applies its requests."""

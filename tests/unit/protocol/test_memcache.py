@@ -21,6 +21,7 @@ from kestrelmq.protocol.managing import (
     KillClient,
     ListClients,
     Move,
+    NameClient,
     Pause,
     Quit,
     Reload,
@@ -206,6 +207,7 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"QUIT", Quit()),
     (b"clients", ListClients()),
     (b"client kill 7", KillClient(7)),
+    (b"client name me", NameClient("me")),
     (b"Client KILL 0", KillClient(0)),
 ]
 
@@ -348,6 +350,8 @@ FAULTS: list[tuple[bytes, str, bool]] = [
     (b"clients all", "takes nothing", False),
     (b"client", "kill and an id", False),
     (b"client kill", "kill and an id", False),
+    (b"client name", "name and a name", False),
+    (b"client name \xff", "printable", False),
     (b"client list", "kill and an id", False),
     (b"client kill 7 8", "kill and an id", False),
     (b"client kill x", "whole numbers", False),

@@ -22,6 +22,7 @@ from kestrelmq.protocol.managing import (
     ListClients,
     Manage,
     Move,
+    NameClient,
     Reload,
     SetStatus,
     Shutdown,
@@ -32,6 +33,7 @@ from kestrelmq.protocol.memcache import (
     END,
     FLUSHED_ALL,
     KILLED,
+    NAMED,
     NOT_FOUND,
     OK,
     RELOADED,
@@ -87,6 +89,9 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
             return memcache.line(context.status.status.value)
         case SetStatus(name):
             return _set_status(context, connection, name)
+        case NameClient(client):
+            connection.client_name = client
+            return NAMED
         case KillClient(number):
             return KILLED if kill_client(context, number) else NOT_FOUND
         case Version():
