@@ -204,6 +204,28 @@ def test_lists_are_paged_filtered_and_sorted(admin: Admin) -> None:
     assert {queue["items"] for queue in first["queues"]} == {1, 2, 3, 4}
 
 
+def test_a_queue_that_is_full_says_so(admin: Admin) -> None:
+    """In the list and in what is said about it, by the limit; until it takes items again."""
+    bounded = {"name": "jobs", "declared": {"max_items": 1}}
+    assert admin.ask("POST", f"{API}/queues", bounded).status == 201
+    assert admin.get(f"{API}/queues/jobs").json["state"] == "ok"
+    with admin.client() as client:
+        client.put("jobs", b"x")
+        assert not client.put("jobs", b"x")
+        until(
+            lambda: (
+                [one["name"] for one in admin.get(f"{API}/queues?state=full").json["queues"]]
+                == ["jobs"]
+            )
+        )
+        detail = admin.get(f"{API}/queues/jobs").json
+        assert detail["state"] == "full"
+        assert detail["problem"] == "it holds its most items, and refuses more"
+        client.get("jobs")
+    detail = admin.get(f"{API}/queues/jobs").json
+    assert (detail["state"], detail["problem"]) == ("ok", None)
+
+
 def test_a_fanout_is_shown_from_both_ends(admin: Admin) -> None:
     """The master knows its children, the child its master."""
     admin.ask("POST", f"{API}/queues", {"name": "a+b"})

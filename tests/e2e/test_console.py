@@ -90,6 +90,79 @@ def test_filter_choices_and_sorting(console: Console) -> None:
     expect(console.page.locator(".found")).to_have_text("1 of 3 queues")
 
 
+def test_the_list_is_in_the_address(console: Console) -> None:
+    """Filter, choice, sorting and place come back with it, and with Back; nonsense is ignored."""
+    with console.client() as client:
+        for number in range(200):
+            client.put(f"queue-{number:03}", b"x")
+    console.open("#/?filter=queue-0&only=waiting&sort=name&order=descending")
+    expect(console.page.locator(".found")).to_have_text("100 of 200 queues")
+    assert names_shown(console)[0] == "queue-099"
+    expect(console.page.get_by_label("Filter queues by name")).to_have_value("queue-0")
+    header = console.page.get_by_role("columnheader", name="Queue")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    console.page.locator(".scroller").evaluate("one => { one.scrollTop = 60 * 44; }")
+    expect(console.page).to_have_url(re.compile(r"row=60$"))
+    shared = console.page.url
+    console.page.get_by_role("link", name="queue-039").click()
+    expect(console.page.get_by_role("heading", name="queue-039", level=1)).to_be_visible()
+    console.page.go_back()
+    expect(console.page).to_have_url(shared)
+    for again in (lambda: None, console.page.reload):
+        again()
+        top = console.page.get_by_role("link", name="queue-039")
+        expect(top).to_be_in_viewport()
+        assert console.page.locator(".scroller").evaluate("one => one.scrollTop") == 60 * 44
+    console.page.get_by_label("Filter queues by name").fill("queue-1")
+    console.press("All")
+    header.get_by_role("button").click()
+    expect(console.page).to_have_url(re.compile(r"#/\?filter=queue-1&sort=name&order=ascending$"))
+    console.open("#/?sort=nonsense&order=x&only=y&row=-7")
+    expect(console.page.locator(".found")).to_have_text("200 queues")
+    expect(console.page).to_have_url(console.url + "#/")
+
+
+def test_a_queue_that_refuses_says_so(browser: Browser, tmp_path: Path) -> None:
+    """In the list, first, with the reason; on its page; and not when it takes items again."""
+    config = """[queues.items]
+max_items = 1
+[queues.bytes]
+max_size = "1 B"
+[queues.dropping]
+max_items = 1
+discard_old_when_full = true
+"""
+    with running_server(tmp_path, config=config) as server:
+        for console in open_console(browser, server, width=1360, height=900):
+            fill(console)
+            with console.client() as client:
+                for name in ("items", "bytes", "dropping"):
+                    client.put(name, b"x")
+            console.open()
+            expect(console.page.locator(".found")).to_have_text("6 queues")
+            assert sorted(names_shown(console)[:2]) == ["bytes", "items"]
+            row = console.page.get_by_role("row")
+            for name in ("items", "bytes"):
+                full = row.filter(has=console.page.get_by_role("link", name=name, exact=True))
+                badge = full.locator(".badge.full")
+                expect(badge).to_have_text("full")
+                expect(badge).to_have_attribute("title", re.compile("it refuses items"))
+            dropping = row.filter(has=console.page.get_by_role("link", name="dropping"))
+            expect(dropping.locator(".badge.ok")).to_be_hidden()
+            console.press("Problems")
+            expect(console.page.locator(".found")).to_have_text("2 of 6 queues")
+            console.picture("full")
+            assert console.accessibility_problems() == []
+            console.open("#/queue/items")
+            expect(console.page.get_by_role("alert").last).to_contain_text(
+                "most items, and refuses"
+            )
+            with console.client() as client:
+                client.get("items")
+            expect(console.page.locator(".queue-head .badge.ok")).to_have_text("ok")
+            expect(console.page.locator(".problem")).to_be_hidden()
+
+
 def test_the_keyboard_suffices(console: Console) -> None:
     """Filter, walk the rows, open one, and come back, without a mouse."""
     fill(console)

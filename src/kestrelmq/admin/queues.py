@@ -52,6 +52,13 @@ _MOST_SOURCES: Final = 100
 _FILTER_SLICE: Final = 200
 _SUMMARY_SLICE: Final = 200
 
+_FULL: Final = {
+    "full_items": "it holds its most items, and refuses more",
+    "full_bytes": "it holds its most bytes, and refuses more",
+    "memory": "it fills the memory it may take, and refuses more",
+}
+"""What is wrong with a queue that is full."""
+
 Entry = tuple[str, QueueSnapshot]
 
 
@@ -156,7 +163,7 @@ async def show_queue(call: Call) -> Answer:
         QueueDetail(
             name=queue.name,
             state=state_of(queue),
-            problem=queue.problem,
+            problem=queue.problem or _FULL.get(queue.fullness or ""),
             paused=str(queue.paused),
             time=now(),
             oldest=queue.oldest,

@@ -35,9 +35,9 @@ _GONE_KEPT: Final = 10_000
 _HEADS_SPARED: Final = 1000
 """Entries of the heap that may be out of date, besides one a queue."""
 
-State = Literal["ok", "behind", "failing", "damaged", "loading"]
-"""ok · behind: in read-behind · failing: its journal cannot be written · damaged: it must be
-repaired · loading: it cannot be used yet."""
+State = Literal["ok", "behind", "full", "failing", "damaged", "loading"]
+"""ok · behind: in read-behind · full: it refuses items until some are read · failing: its journal
+cannot be written · damaged: it must be repaired · loading: it cannot be used yet."""
 
 
 class QueueSnapshot(NamedTuple):
@@ -347,4 +347,6 @@ def state_of(queue: Queue) -> State:
         return "failing"
     if queue.delayed_damage is not None:
         return "damaged"
+    if queue.fullness is not None:
+        return "full"
     return "behind" if queue.read_behind else "ok"

@@ -509,6 +509,11 @@ class Queue(Committable):
         return no_room is not None and no_room[1] == self.backlog.total_items
 
     @property
+    def fullness(self) -> RefusalReason | None:
+        """Why any item would be refused now, because of what the queue holds; or None."""
+        return None if self.config.discard_old_when_full else self._too_full(0)
+
+    @property
     def problem(self) -> str | None:
         """What is wrong with the journal, or with that of the delayed items; None if nothing is."""
         failures = [

@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
-import { h, link, setText, table, toast } from "./dom.js";
+import { h, link, setText, setView, table, toast } from "./dom.js";
 import { count, duration, moment, whole } from "./format.js";
 import { store } from "./store.js";
 
@@ -22,7 +22,8 @@ export class ClientsPage {
   #shown = "";
   #busy = false;
 
-  constructor() {
+  constructor(view) {
+    this.#offset = Math.max(0, Math.trunc(Number(view.get("from"))) || 0);
     this.note = h("p", { class: "hint", role: "status", text: "Waiting for the server…" });
     this.list = h("div", {});
     this.back = h("button", { type: "button", disabled: true, text: "Back", onclick: () => this.#go(-PAGE) });
@@ -37,6 +38,7 @@ export class ClientsPage {
 
   #go(by) {
     this.#offset = Math.max(0, this.#offset + by);
+    setView("#/clients", { from: this.#offset });
     this.#load();
   }
 

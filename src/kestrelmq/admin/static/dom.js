@@ -39,6 +39,13 @@ export function table(heads, rows, label) {
 /** Make a link to the page of a queue. */
 export const link = (name) => h("a", { href: `#/queue/${encodeURIComponent(name)}` }, h("bdi", { text: name }));
 
+/** Keep the view of a page in its address; a value that is empty is left out. */
+export function setView(path, view) {
+  const query = new URLSearchParams(Object.entries(view).filter(([, value]) => value)).toString();
+  const hash = query ? `${path}?${query}` : path;
+  if (location.hash !== hash) history.replaceState(null, "", hash);
+}
+
 /** Set an element's text only if it differs, so that unchanged elements are not laid out again. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

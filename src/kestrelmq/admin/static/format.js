@@ -53,6 +53,18 @@ export const moment = (milliseconds) =>
 export const pausedWords = (paused) =>
   ({ reads: "reads paused", writes: "writes paused", all: "paused" })[paused] ?? "";
 
+/** What the state of a queue means; nothing of one that works as it should. */
+export const STATES = {
+  ok: "", behind: "read-behind: some items are only on disk", full: "full: it refuses items until some are read",
+  failing: "it refuses items: its journal cannot be written", damaged: "damaged: it could not be loaded, or not all of it",
+  loading: "still loading: it cannot be used yet",
+};
+
+/** What it means that operations are paused. */
+export const PAUSED = {
+  reads: "readers find it empty", writes: "it refuses items", all: "it refuses items, and readers find it empty",
+};
+
 /** What to do about a damaged queue. */
 export const REPAIR = "To repair it, stop the server: kestrelmq journal verify shows the damage, and kestrelmq journal repair saves what can be saved.";
 

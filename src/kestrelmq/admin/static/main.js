@@ -23,27 +23,34 @@ const status = document.getElementById("status");
 const memory = {};
 let page = null;
 
-function pageFor(hash) {
-  const queue = hash.match(/^#\/queue\/(.+)$/);
+/** The address of a page, and what it says of the page's view. */
+function place() {
+  const [path, query = ""] = location.hash.split("?", 2);
+  return { path, view: new URLSearchParams(query) };
+}
+
+function pageFor({ path, view }) {
+  const queue = path.match(/^#\/queue\/(.+)$/);
   if (queue) {
     try {
-      return new QueuePage(decodeURIComponent(queue[1]));
+      return new QueuePage(decodeURIComponent(queue[1]), view);
     } catch {
-      return new Overview(memory);
+      return new Overview(memory, view);
     }
   }
-  if (hash === "#/clients") return new ClientsPage();
-  return hash === "#/server" ? new ServerPage() : new Overview(memory);
+  if (path === "#/clients") return new ClientsPage(view);
+  return path === "#/server" ? new ServerPage() : new Overview(memory, view);
 }
 
 function show(focus = true) {
   page?.close();
-  page = pageFor(location.hash);
+  const { path } = place();
+  page = pageFor(place());
   main.replaceChildren(page.element);
   page.update();
   document.title = `${page.title} · kestrelmq`;
   for (const link of document.querySelectorAll("nav a")) {
-    const current = link.hash === (["#/clients", "#/server"].includes(location.hash) ? location.hash : "#/");
+    const current = link.hash === (["#/clients", "#/server"].includes(path) ? path : "#/");
     if (current) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

@@ -3,13 +3,28 @@
 import { call } from "./api.js";
 import { sample, sparkline } from "./charts.js";
 import { askQueue, askUntilDone } from "./dialogs.js";
-import { h, setText, toast } from "./dom.js";
+import { h, setText, setView, toast } from "./dom.js";
 import { bytes, count, duration, named, rate, short, whole } from "./format.js";
 import { store } from "./store.js";
-import { QueueTable } from "./table.js";
+import { COLUMNS, QueueTable } from "./table.js";
 
 const SPAN = 120_000;
 const ONLY = [["all", "All"], ["waiting", "Not empty"], ["busy", "Busy"], ["problems", "Problems"]];
+
+/** The view of the list that needs nothing in the address. */
+const USUAL = { filter: "", only: "all", sort: "items", order: "descending", row: 0 };
+
+/** The view that the address says; what it says wrong is as usual. */
+function fromAddress(view) {
+  const one = (key, allowed) => (allowed.includes(view.get(key)) ? view.get(key) : USUAL[key]);
+  return {
+    filter: view.get("filter") ?? "",
+    only: one("only", ONLY.map(([key]) => key)),
+    sort: one("sort", COLUMNS.map(({ key }) => key)),
+    order: one("order", ["ascending", "descending"]),
+    row: Math.max(0, Math.trunc(Number(view.get("row"))) || 0),
+  };
+}
 
 class Tile {
   constructor(label, className, read) {
@@ -31,7 +46,11 @@ class Tile {
 export class Overview {
   title = "Queues";
 
-  constructor(memory) {
+  #row; // the first row to show, until there are so many
+  #timer = 0;
+
+  /** `view` is what the address says; without that the list is as it was left, in `memory`. */
+  constructor(memory, view) {
     this.memory = memory;
     this.tiles = {
       items: new Tile("Waiting", "depth", (point) => point.items),
@@ -47,10 +66,17 @@ export class Overview {
       h("div", { class: "tiles" }, ...Object.values(this.tiles).map((tile) => tile.element)),
       this.#toolbar(),
       this.table.element);
-    Object.assign(this.table, memory.view ?? { sort: "items", order: "descending" });
+    const { row, ...shown } = view.size ? fromAddress(view) : memory.view ?? fromAddress(view);
+    this.#row = row;
+    Object.assign(this.table, shown);
     this.filter.value = this.table.filter;
     this.table.dispatch = () => this.#remember();
     this.#choose(this.table.only);
+    this.table.scroller.addEventListener("scroll", () => {
+      clearTimeout(this.#timer);
+      this.#timer = setTimeout(() => this.#remember(), 200);
+    }, { passive: true });
+    this.#remember();
   }
 
   #toolbar() {
@@ -81,6 +107,7 @@ export class Overview {
   }
 
   #changed() {
+    this.#row = 0;
     this.table.scroller.scrollTop = 0;
     this.table.update(true);
     this.#count();
@@ -88,8 +115,10 @@ export class Overview {
   }
 
   #remember() {
-    const { filter, only, sort, order } = this.table;
-    this.memory.view = { filter, only, sort, order };
+    const { filter, only, sort, order, first } = this.table;
+    const view = { filter, only, sort, order, row: this.#row || first };
+    this.memory.view = view;
+    setView("#/", Object.fromEntries(Object.entries(view).filter(([key, value]) => value !== USUAL[key])));
   }
 
   #count() {
@@ -117,6 +146,10 @@ export class Overview {
     clients.show(short(totals.connections), `${count(totals.open_reads, "open read")}, ${count(totals.waiters, "waiter")}`);
     this.table.update();
     this.#count();
+    if (this.#row && this.table.shown > this.#row) {
+      this.table.scrollTo(this.#row);
+      this.#row = 0;
+    }
   }
 
   key(event) {
@@ -127,6 +160,7 @@ export class Overview {
   }
 
   close() {
+    clearTimeout(this.#timer);
     this.table.close();
   }
 }

@@ -5,7 +5,7 @@ import { Chart, niceTime } from "./charts.js";
 import { deadLetters, redrive } from "./dead_letters.js";
 import { askItem, askUntilDone, confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
-import { axisTime, bytes, count, duration, listed, micros, moment, named, pausedWords, plain, rate, REPAIR, short, whole } from "./format.js";
+import { axisTime, bytes, count, duration, listed, micros, moment, named, pausedWords, plain, rate, REPAIR, short, STATES, whole } from "./format.js";
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
@@ -13,10 +13,6 @@ import { exportItems, importItems, transfer } from "./transfers.js";
 
 const SPAN = 300_000;
 const EVERY = 2000; // ms between requests for the details that are not in the event stream
-const STATES = {
-  ok: "ok", behind: "read-behind: some items are only on disk",
-  failing: "its journal cannot be written", damaged: "damaged: it could not be loaded, or not all of it", loading: "still loading",
-};
 const PAUSING = {
   reads: "Readers will find the queue empty until you resume reads. Open reads can still be ended.",
   writes: "Adding items will be refused until you resume writes.",
@@ -133,7 +129,7 @@ export class QueuePage {
       this.#past.push(...queue.points.filter((point) => point.time > newest + 500));
       if (this.#past.length > 600) this.#past.splice(0, 200);
       this.state.className = `badge ${queue.state}`;
-      setText(this.state, STATES[queue.state]);
+      setText(this.state, STATES[queue.state] || "ok");
       setText(this.facts, [
         count(queue.items, "item"), ...(this.#delayed ? [`${whole(this.#delayed)} delayed`] : []), bytes(queue.bytes), `${rate(queue.put)} in and ${rate(queue.get)} out per second`,
         queue.oldest ? `oldest ${duration(store.age(queue.oldest))}` : "no oldest item",

@@ -20,10 +20,10 @@ class Queue {
   }
 }
 
-/** How much a queue needs someone's care: 2 if it does not work, 1 if it is paused, otherwise 0. */
+/** How much a queue needs someone's care: 2 if it does not work, 1 if it is full or paused, otherwise 0. */
 export function urgency({ state, paused }) {
   if (state === "failing" || state === "damaged") return 2;
-  return paused ? 1 : 0;
+  return paused || state === "full" ? 1 : 0;
 }
 
 export class Store extends EventTarget {

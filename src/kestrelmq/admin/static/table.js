@@ -2,7 +2,7 @@
 
 import { sample, sparkline } from "./charts.js";
 import { h, setText } from "./dom.js";
-import { bytes, duration, pausedWords, rate, short, whole } from "./format.js";
+import { bytes, duration, PAUSED, pausedWords, rate, short, STATES, whole } from "./format.js";
 import { store, urgency } from "./store.js";
 
 export const COLUMNS = [
@@ -19,7 +19,7 @@ const NARROW = matchMedia("(max-width: 760px)");
 const SPARE = 4; // extra rows above and below the visible ones
 const MOST = 120; // most rows, however high the window
 const SPAN = 60_000;
-const STATES = { behind: "on disk", failing: "cannot write", damaged: "damaged", loading: "loading" };
+const BADGES = { behind: "on disk", full: "full", failing: "cannot write", damaged: "damaged", loading: "loading" };
 
 class Row {
   constructor() {
@@ -47,13 +47,14 @@ class Row {
       setText(this.link, queue.name);
       this.link.title = queue.name;
     }
-    const word = STATES[queue.state];
+    const word = BADGES[queue.state];
     this.state.hidden = !word;
     this.state.className = `badge ${queue.state}`;
     setText(this.state, word ?? "");
+    this.state.title = STATES[queue.state];
     const paused = pausedWords(queue.paused);
     setText(this.paused, paused);
-    this.paused.title = paused;
+    this.paused.title = PAUSED[queue.paused] ?? "";
     setText(this.depth, short(queue.items));
     this.depth.title = whole(queue.items);
     this.spark.draw(sample(queue.points, (point) => point.items, store.now(), SPAN, 40));
@@ -260,6 +261,15 @@ export class QueueTable {
     if (top + height > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = top + height - scroller.clientHeight;
     this.#draw();
     this.#rows.find((row) => row.queue === this.#order[index])?.link.focus({ preventScroll: true });
+  }
+
+  /** The first row in sight. */
+  get first() {
+    return Math.round(this.scroller.scrollTop / this.height);
+  }
+
+  scrollTo(row) {
+    this.scroller.scrollTop = row * this.height;
   }
 
   get shown() {
