@@ -204,6 +204,27 @@ def test_lists_are_paged_filtered_and_sorted(admin: Admin) -> None:
     assert {queue["items"] for queue in first["queues"]} == {1, 2, 3, 4}
 
 
+def test_history_reaches_back_in_steps(admin: Admin) -> None:
+    """An hour in steps of 15 seconds and a day in steps of 5 minutes, of a queue and of all."""
+
+    def counted(path: str) -> int:
+        points: list[dict[str, float]] = admin.get(path).json["points"]
+        return round(sum(point["put_rate"] for point in points) * 15 * 20)
+
+    with admin.client() as client:
+        client.put("jobs", b"x")
+        until(lambda: admin.get(f"{API}/queues/jobs/history").json["points"] != [])
+        client.put("jobs", b"x")
+        for range_, step in (("hour", 15_000), ("day", 300_000)):
+            for path in (f"{API}/queues/jobs/history", f"{API}/history"):
+                until(lambda path=path, range_=range_: counted(f"{path}?range={range_}") > 0)  # type: ignore[misc]
+                points = admin.get(f"{path}?range={range_}").json["points"]
+                assert points[-1]["items"] == 2
+                assert all(point["time"] % step == 0 for point in points)
+    assert admin.get(f"{API}/queues/jobs/history?range=week").code == "invalid_query"
+    assert admin.get(f"{API}/history?range=").code == "invalid_query"
+
+
 def test_a_queue_that_is_full_says_so(admin: Admin) -> None:
     """In the list and in what is said about it, by the limit; until it takes items again."""
     bounded = {"name": "jobs", "declared": {"max_items": 1}}

@@ -300,6 +300,28 @@ def test_a_queue_page_tells_everything(console: Console) -> None:
     expect(page.get_by_role("heading", name="orders+audit", level=1)).to_be_visible()
 
 
+def test_the_charts_reach_back(console: Console) -> None:
+    """Five minutes, an hour or a day: chosen with a button, and kept in the address."""
+    fill(console)
+    console.open("#/queue/orders")
+    depth = console.page.get_by_role("img", name="Depth, last 5 minutes. items: now 12")
+    expect(depth).to_be_visible()
+    for label, last, mark in (("Hour", "hour", "\u221250 min"), ("Day", "day", "\u221220 h")):
+        console.press(label)
+        chart = console.page.get_by_role("img", name=f"Depth, last {last}. items: now 12")
+        expect(chart).to_be_visible()
+        expect(chart.get_by_text(mark)).to_be_visible()
+        expect(console.page).to_have_url(re.compile(rf"#/queue/orders\?range={last}$"))
+        assert console.accessibility_problems() == []
+    console.picture("day")
+    console.page.reload()
+    expect(console.page.get_by_role("button", name="Day")).to_have_attribute("aria-pressed", "true")
+    console.press("5 minutes")
+    expect(console.page).to_have_url(re.compile("#/queue/orders$"))
+    console.open("#/queue/orders?range=century")
+    expect(depth).to_be_visible()
+
+
 def test_a_queue_is_paused_and_resumed(console: Console) -> None:
     """Pausing asks first and holds for clients; the page and the list say what is paused."""
     fill(console)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from kestrelmq.admin.history import Range
 from kestrelmq.admin.sampling import State
 from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE
 from kestrelmq.protocol.managing import MAX_SEARCH
@@ -75,6 +76,14 @@ class PeekQuery(_Model):
         if self.text is not None and self.pattern is not None:
             raise ValueError("give either text or pattern")
         return self
+
+
+class HistoryQuery(_Model):
+    """How far back a history goes."""
+
+    range: Range = "minutes"
+    """`minutes`: every sample of the last minutes; `hour` or `day`: averages over steps of 15
+    seconds or 5 minutes, of queues that changed."""
 
 
 class OpenQuery(_Model):
@@ -378,7 +387,7 @@ class HistoryPoint(_Model):
 
 
 class HistoryAnswer(_Model):
-    """The recent history of a queue."""
+    """The history of a queue."""
 
     points: list[HistoryPoint]
     """The points, oldest first."""

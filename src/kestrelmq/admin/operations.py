@@ -20,6 +20,7 @@ from kestrelmq.admin.models import (
     Finishing,
     Flushed,
     HistoryAnswer,
+    HistoryQuery,
     Imported,
     ListQuery,
     MovedAnswer,
@@ -84,6 +85,7 @@ OPERATIONS: Final = (
         queues.queue_history,
         HistoryAnswer,
         "queues",
+        query=HistoryQuery,
         failures=(404, 503),
     ),
     ApiOperation(
@@ -263,7 +265,9 @@ OPERATIONS: Final = (
         action="client kill",
     ),
     ApiOperation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
-    ApiOperation("GET", "/history", queues.server_history, HistoryAnswer, "server"),
+    ApiOperation(
+        "GET", "/history", queues.server_history, HistoryAnswer, "server", query=HistoryQuery
+    ),
     ApiOperation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
     ApiOperation(
         "PUT",

@@ -7,12 +7,13 @@ from typing import Final
 
 from kestrelmq.admin.calls import Answer, Call, now
 from kestrelmq.admin.errors import ApiError
-from kestrelmq.admin.history import Point
+from kestrelmq.admin.history import Histories
 from kestrelmq.admin.models import (
     Created,
     Flushed,
     HistoryAnswer,
     HistoryPoint,
+    HistoryQuery,
     JournalFile,
     LatencySummary,
     ListQuery,
@@ -249,16 +250,17 @@ async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
 
 
 async def queue_history(call: Call) -> Answer:
-    """Show the recent history of a queue."""
-    return Answer(_history(call.admin.sampler.history.points(call.queue().name)))
+    """Show the history of a queue."""
+    return Answer(_history(call, call.admin.sampler.history, call.queue().name))
 
 
 async def server_history(call: Call) -> Answer:
-    """Show the recent history of all queues together."""
-    return Answer(_history(call.admin.sampler.total_history.points(ALL)))
+    """Show the history of all queues together."""
+    return Answer(_history(call, call.admin.sampler.total_history, ALL))
 
 
-def _history(points: list[Point]) -> HistoryAnswer:
+def _history(call: Call, histories: Histories, name: str) -> HistoryAnswer:
+    points = histories.points(name, call.query(HistoryQuery).range, now())
     return HistoryAnswer(points=[HistoryPoint(**point._asdict()) for point in points])
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
-from kestrelmq.admin.history import History, Point
+from kestrelmq.admin.history import Histories, Point, Totals
 from kestrelmq.admin.slices import batches, slices
 from kestrelmq.clock import SystemClock
 from kestrelmq.engine.collection import name_of
@@ -123,16 +123,17 @@ class Sampler:
         sampled: the last sample of each queue, by name; those that changed last come last.
         totals: the sums over all queues.
         version: the number of the last sample.
-        history: the recent history of each queue.
-        total_history: the recent history of the totals, under the name `ALL`.
+        history: the history of each queue.
+        total_history: the history of the totals, under the name `ALL`.
     """
 
     def __init__(self, context: ServerContext) -> None:
         self.sampled: dict[str, SampledQueue] = {}
         self.totals = QueueTotals()
         self.version = 0
-        self.history = History()
-        self.total_history = History()
+        self.history = Histories()
+        self.total_history = Histories()
+        self._added = self._taken = 0.0
         self._context = context
         self._changed = context.collection.commits.follow(context.collection.queues.values())
         # The queues that were added to or read in the last sample: their rates will change.
@@ -205,12 +206,12 @@ class Sampler:
             for name in some:
                 if name in self.sampled and not any(name in queues for queues in there):
                     self._drop(name, version)
-        await self._sum_up(stamp)
+        await self._sum_up(stamp, elapsed)
         self.version = version
         taken_event, self._sample_taken = self._sample_taken, asyncio.Event()
         taken_event.set()
 
-    async def _sum_up(self, stamp: int) -> None:
+    async def _sum_up(self, stamp: int, elapsed: float) -> None:
         totals = self.totals
         put_rate = get_rate = 0.0
         async for names in slices(list(self._busy), SLICE):
@@ -225,6 +226,11 @@ class Sampler:
         self.total_history.add(
             ALL, Point(stamp, totals.items, totals.put_rate, totals.get_rate, totals.oldest)
         )
+        added, taken = self._added, self._taken
+        self._added += put_rate * elapsed
+        self._taken += get_rate * elapsed
+        now = Totals(stamp, totals.items, self._added, self._taken, totals.oldest)
+        self.total_history.count(ALL, now, added, taken)
 
     async def _oldest(self) -> int:
         """Return when the oldest item of all was added (ms since the epoch); 0 without any."""
@@ -269,6 +275,9 @@ class Sampler:
             self.history.add(
                 name, Point(stamp, snapshot.items, put_rate, get_rate, snapshot.oldest)
             )
+        if last is not None:  # the first sample is no change: all queues have one at the start
+            counted = Totals(stamp, snapshot.items, added, taken, snapshot.oldest)
+            self.history.count(name, counted, last.added, last.taken)
 
     def _take_off(self, name: str) -> SampledQueue | None:
         """Take a queue off the sums; return its last sample, if there is one."""

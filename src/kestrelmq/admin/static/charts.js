@@ -79,6 +79,13 @@ export function niceTop(most) {
   return [1, 2, 4, 5, 8, 10].map((factor) => factor * size).find((top) => top >= most);
 }
 
+/** For how long charts can show what happened: the times between their marks, and how a mark is written. */
+export const SPANS = {
+  minutes: { label: "5 minutes", span: 5 * MINUTE, mark: MINUTE, write: (time) => `−${time / MINUTE} min` },
+  hour: { label: "Hour", span: HOUR, mark: 10 * MINUTE, write: (time) => `−${time / MINUTE} min` },
+  day: { label: "Day", span: DAY, mark: 4 * HOUR, write: (time) => `−${time / HOUR} h` },
+};
+
 const LEFT = 56;
 const BOTTOM = 22;
 const TOP = 10;
@@ -86,23 +93,21 @@ const STEPS = 150;
 const GRID = 4;
 
 /**
- * A chart over the last `span` milliseconds.
+ * A chart over the last `span` milliseconds, a time that `spans` has.
  * `series`: [{ label, className, read(point, time) }]; `format` converts a value to text.
  */
 export class Chart {
   #series;
   #format;
-  #span;
   #values = [];
   #hover = null;
   #width = 600;
   #height = 190;
 
-  constructor({ title, series, format, span, top = niceTop }) {
+  constructor({ title, series, format, top = niceTop }) {
     this.top = top;
     this.#series = series;
     this.#format = format;
-    this.#span = span;
     this.svg = s("svg", { class: "chart", role: "img", tabindex: "0" });
     this.tip = h("div", { class: "tip", hidden: true });
     this.now = h("p", { class: "chart-now" });
@@ -121,9 +126,10 @@ export class Chart {
     this.observer.observe(this.svg);
   }
 
-  draw(points, end) {
+  draw(points, end, range) {
     this.end = end;
-    this.#values = this.#series.map(({ read }) => sample(points, read, end, this.#span, STEPS));
+    this.range = range;
+    this.#values = this.#series.map(({ read }) => sample(points, read, end, range.span, STEPS));
     this.#render();
   }
 
@@ -146,11 +152,11 @@ export class Chart {
         s("text", { class: "axis", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end", text: this.#format(value) }),
       );
     }
-    const minutes = this.#span / 60_000;
-    for (let minute = 0; minute < minutes; minute += 1) {
-      const anchor = minute === 0 ? "end" : "middle";
-      const x = this.#x((STEPS - 1) * (1 - minute / minutes));
-      parts.push(s("text", { class: "axis", x, y: this.#height - 5, "text-anchor": anchor, text: minute ? `−${minute} min` : "now" }));
+    const { span, mark, write } = this.range;
+    for (let time = 0; time < span; time += mark) {
+      const anchor = time === 0 ? "end" : "middle";
+      const x = this.#x((STEPS - 1) * (1 - time / span));
+      parts.push(s("text", { class: "axis", x, y: this.#height - 5, "text-anchor": anchor, text: time ? write(time) : "now" }));
     }
     this.#values.forEach((values, index) => {
       const { className } = this.#series[index];
@@ -182,7 +188,7 @@ export class Chart {
       if (!known.length) return `${label}: nothing yet`;
       return `${label}: now ${this.#format(known.at(-1))}, highest ${this.#format(Math.max(...known))}`;
     });
-    this.svg.setAttribute("aria-label", `${this.title}, last ${this.#span / 60_000} minutes. ${words.join("; ")}`);
+    this.svg.setAttribute("aria-label", `${this.title}, last ${this.range.label.toLowerCase()}. ${words.join("; ")}`);
   }
 
   #point(x) {
@@ -199,7 +205,7 @@ export class Chart {
 
   #select(step) {
     this.#hover = step;
-    const time = new Date(this.end - this.#span + (this.#span * (step + 1)) / STEPS);
+    const time = new Date(this.end - this.range.span + (this.range.span * (step + 1)) / STEPS);
     const lines = this.#series.map(({ label }, index) => {
       const value = this.#values[index]?.[step];
       return value === null || value === undefined ? `${label} –` : `${label} ${this.#format(value)}`;

@@ -1,17 +1,17 @@
 // The page of one queue: charts of the last minutes, items, open reads, fanout, journal, settings.
 
 import { call, queuePath } from "./api.js";
-import { Chart, niceTime } from "./charts.js";
+import { Chart, niceTime, SPANS } from "./charts.js";
 import { deadLetters, redrive } from "./dead_letters.js";
 import { askItem, askUntilDone, confirm } from "./dialogs.js";
-import { h, link, pairs, setText, table, toast } from "./dom.js";
+import { h, link, pairs, setText, setView, table, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, listed, micros, moment, named, pausedWords, plain, rate, REPAIR, short, STATES, whole } from "./format.js";
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
 import { fromApi, store } from "./store.js";
 import { exportItems, importItems, transfer } from "./transfers.js";
 
-const SPAN = 300_000;
+const STEP = 15_000; // ms between requests for the history
 const EVERY = 2000; // ms between requests for the details that are not in the event stream
 const PAUSING = {
   reads: "Readers will find the queue empty until you resume reads. Open reads can still be ended.",
@@ -46,14 +46,15 @@ export class QueuePage {
   #shown = new Map();
   #delayed = 0;
 
-  constructor(name) {
+  constructor(name, view) {
     this.name = name;
+    this.range = view.get("range") in SPANS ? view.get("range") : "minutes";
     this.title = named(name);
-    this.depth = new Chart({ title: "Depth", span: SPAN, format: short,
+    this.depth = new Chart({ title: "Depth", format: short,
       series: [{ label: "items", className: "depth", read: (point) => point.items }] });
-    this.rates = new Chart({ title: "Items per second", span: SPAN, format: rate,
+    this.rates = new Chart({ title: "Items per second", format: rate,
       series: [{ label: "in", className: "put", read: (point) => point.put }, { label: "out", className: "get", read: (point) => point.get }] });
-    this.age = new Chart({ title: "Oldest item", span: SPAN, format: axisTime, top: niceTime,
+    this.age = new Chart({ title: "Oldest item", format: axisTime, top: niceTime,
       series: [{ label: "waiting", className: "age", read: (point, time) => (point.oldest ? Math.max(0, time - point.oldest) : 0) }] });
     this.items = new Items(name);
     this.state = h("span", { class: "badge" });
@@ -63,8 +64,11 @@ export class QueuePage {
     this.facts = h("p", { class: "queue-facts" });
     this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.places = Object.fromEntries(["dead", "fanout", "reads", "limits", "journal", "latency", "stats", "settings"].map((key) => [key, h("div", {})]));
+    this.ranges = Object.entries(SPANS).map(([key, { label }]) =>
+      h("button", { type: "button", "aria-pressed": String(key === this.range), text: label, onclick: () => this.#choose(key) }));
     this.element = this.#layout();
     this.#load();
+    this.past = setInterval(() => document.hidden || this.#loadPast(), STEP);
     this.timer = setInterval(() => this.#detail(), EVERY);
   }
 
@@ -82,7 +86,8 @@ export class QueuePage {
       h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }),
     ];
     this.contents = [
-      this.facts,
+      h("div", { class: "queue-line" }, this.facts, h("span", { class: "spring" }),
+        h("div", { class: "choices", role: "group", "aria-label": "Time in the charts" }, ...this.ranges)),
       h("div", { class: "charts" }, this.depth.element, this.rates.element, this.age.element),
       h("div", { class: "side" }, this.items.element, panel("Open reads", reads)),
       h("div", { class: "side" },
@@ -108,16 +113,32 @@ export class QueuePage {
     for (const button of this.creating) button.disabled = !isUsable && exists;
   }
 
-  async #load() {
+  #choose(range) {
+    this.range = range;
+    Object.keys(SPANS).forEach((key, index) => this.ranges[index].setAttribute("aria-pressed", String(key === range)));
+    setView(`#/queue/${encodeURIComponent(this.name)}`, { range: range === "minutes" ? "" : range });
+    this.#loadPast();
+  }
+
+  async #loadPast() {
+    const { range } = this;
+    let past = [];
     try {
-      const { points } = await call("GET", queuePath(this.name, "/history"));
-      this.#past = points.map(fromApi);
+      const { points } = await call("GET", queuePath(this.name, `/history?range=${range}`));
+      past = points.map(fromApi);
     } catch {
-      this.#past = [];
+      // The charts begin now.
     }
+    if (range !== this.range) return; // another was chosen meanwhile
+    this.#past = past;
+    this.update();
+  }
+
+  async #load() {
+    await this.#loadPast();
     await this.#detail();
     this.update();
-    if (!this.facts.hidden) this.items.load();
+    if (!this.contents[0].hidden) this.items.load();
   }
 
   update() {
@@ -125,9 +146,6 @@ export class QueuePage {
     if (!queue) {
       setText(this.state, "");
     } else {
-      const newest = this.#past.at(-1)?.time ?? 0;
-      this.#past.push(...queue.points.filter((point) => point.time > newest + 500));
-      if (this.#past.length > 600) this.#past.splice(0, 200);
       this.state.className = `badge ${queue.state}`;
       setText(this.state, STATES[queue.state] || "ok");
       setText(this.facts, [
@@ -136,7 +154,9 @@ export class QueuePage {
         count(queue.open, "open read"), count(queue.waiters, "reader", "readers") + " waiting",
       ].join(" · "));
     }
-    for (const chart of [this.depth, this.rates, this.age]) chart.draw(this.#past, store.now());
+    const newest = this.#past.at(-1)?.time ?? 0;
+    const recent = queue?.points.filter((point) => point.time > newest + 500) ?? [];
+    for (const chart of [this.depth, this.rates, this.age]) chart.draw([...this.#past, ...recent], store.now(), SPANS[this.range]);
   }
 
   async #detail() {
@@ -322,6 +342,7 @@ export class QueuePage {
 
   close() {
     clearInterval(this.timer);
+    clearInterval(this.past);
     for (const chart of [this.depth, this.rates, this.age]) chart.close();
   }
 }
