@@ -1,10 +1,13 @@
-"""What a caller gives: data, which may be text, numbers, counts, times, hosts, paths."""
+"""What a caller gives: data, which may be text, numbers, counts, times, hosts, paths, names of clients."""
 
 import math
 from collections.abc import Iterable
 from datetime import datetime
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final
+
+_MAX_CLIENT_NAME: Final = 64
+"""Most bytes of the name of a client."""
 
 
 def given_bytes(data: object, what: str) -> bytes:
@@ -103,3 +106,13 @@ def is_host(text: str) -> bool:
 def is_node_path(path: str) -> bool:
     """Whether `path` names a node of ZooKeeper: from the root on, without parts "." and ".."."""
     return path.startswith("/") and path.isprintable() and not {".", ".."} & {*path.split("/")}
+
+
+def client_name_error(name: str) -> str | None:
+    """Return why `name` cannot name a client, or None when it can."""
+    if not name.isprintable() or " " in name:
+        return "a client's name has no spaces and only printable characters"
+    length = len(name.encode())
+    if not 0 < length <= _MAX_CLIENT_NAME:
+        return f"a client's name has 1 to {_MAX_CLIENT_NAME} bytes, this one has {length}"
+    return None

@@ -8,7 +8,6 @@ import re
 import unicodedata
 
 MAX_NAME_BYTES = 200
-MAX_CLIENT_NAME_BYTES = 64
 # Printable ASCII but for what is reserved and the plus: no other rule concerns such a name.
 _PLAIN = re.compile(rf"[!-*,\-0-}}]{{1,{MAX_NAME_BYTES}}}")
 _RESERVED = frozenset("/~.")
@@ -28,16 +27,6 @@ def queue_name_error(name: str | bytes) -> str | None:
     if _PLAIN.fullmatch(text) is not None:
         return None
     return _length_error(text) or _character_error(text) or _fanout_error(text)
-
-
-def client_name_error(name: str) -> str | None:
-    """Return why `name` cannot name a client, or None when it can."""
-    if not name.isprintable() or " " in name:
-        return "a client's name has no spaces and only printable characters"
-    length = len(name.encode())
-    if not 0 < length <= MAX_CLIENT_NAME_BYTES:
-        return f"a client's name has 1 to {MAX_CLIENT_NAME_BYTES} bytes, this one has {length}"
-    return None
 
 
 def master_of(name: str) -> str | None:

@@ -44,6 +44,7 @@ from kestrelmq.client.reserved import (
 )
 from kestrelmq.errors import (
     ClientClosed,
+    ClientError,
     ConnectionLost,
     InvalidRequest,
     KestrelError,

@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.given_data import given_count, given_number, given_time
+from kestrelmq.given_data import client_name_error, given_count, given_number, given_time
 from kestrelmq.marks import PutMark, put_mark
-from kestrelmq.names import client_name_error
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
