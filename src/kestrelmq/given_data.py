@@ -1,4 +1,4 @@
-"""What a caller gives: data, which may be text, numbers, counts, times, hosts, paths, names of clients."""
+"""What a caller gives: data, which may be text, numbers, counts, times, hosts, paths, names."""
 
 import math
 from collections.abc import Iterable

@@ -248,10 +248,11 @@ def test_the_console_reads_rows_as_they_are_sent() -> None:
 
 def test_the_console_knows_every_state_and_latency() -> None:
     """One that it did not know would show as nothing."""
-    script = files("kestrelmq.admin").joinpath("static/queue.js").read_text()
     known = {}
-    for name in ("STATES", "LATENCIES"):
-        (table,) = re.findall(rf"^const {name} = \{{(.*?)^\}};$", script, re.MULTILINE | re.DOTALL)
+    for name, module in (("STATES", "format.js"), ("LATENCIES", "queue.js")):
+        script = files("kestrelmq.admin").joinpath("static", module).read_text()
+        pattern = rf"^(?:export )?const {name} = \{{(.*?)^\}};$"
+        (table,) = re.findall(pattern, script, re.MULTILINE | re.DOTALL)
         known[name] = set(re.findall(r"(\w+): \"", table))
     assert known["STATES"] == set(get_args(State))
     assert known["LATENCIES"] == {latency.value for latency in Latency}

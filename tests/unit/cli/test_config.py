@@ -132,7 +132,7 @@ def test_show_hides_credentials(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_show_refuses_what_is_no_queue_name(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that no queue can have is an error, not an empty answer."""
-    assert run("config", "show", "a/b") == 1
+    assert run("config", "show", "a/b") == 2
     assert "must not contain '/'" in capsys.readouterr().err
 
 
