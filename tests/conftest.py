@@ -9,6 +9,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from kestrelmq.journal.empty import NOBODY, NOTHING
+from tests.support.cpu_budget import CpuMeter, CpuTable
 from tests.support.guardian import guard
 
 # A run of the suite says the same each time, on every machine; `make soak` draws new examples.
@@ -21,9 +22,9 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-_FOLDERS: Final = ("spark", "e2e", "crash", "integration")
-"""Where the longest groups of tests are: they come first, for the last one to end early."""
-_STREAMS: Final = ("stream", "several_queues")
+_LONGEST: Final = ("/spark/test_", "/test_stor", "/e2e/", "/crash/", "/integration/")
+"""What is in the paths of the longest groups of tests, which come first."""
+_STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "journal_writer", "packed")
 """What is in the names of those modules of `spark` that take half of its time."""
 
 
@@ -37,12 +38,12 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         folder = path.split("/")[1]
-        if folder in {"unit", "property"}:
-            return nodeid
-        if folder != "spark":
-            return path
-        # Two sessions, because one of them would be what the whole run waits for.
-        return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
+        if folder == "spark":
+            # Two sessions, because one of them would be what the whole run waits for.
+            return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
+        if folder == "unit" and "/test_stor" in path:
+            return "object store"
+        return nodeid if folder in {"unit", "property", "crash"} else path
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +54,20 @@ def _shared_containers_stay_empty() -> Iterator[None]:
     assert not NOBODY
 
 
-def pytest_configure() -> None:
-    """End what the tests start if they cannot do so themselves."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of CI."""
+    text = "fail a run in which a folder of tests used more than twice its CPU seconds"
+    parser.addoption("--cpu-budgets", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End what the tests start if they cannot do so themselves, and measure what they cost."""
     guard()
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses"):
+        config.pluginmanager.register(CpuMeter())
+    if not is_worker:
+        config.pluginmanager.register(CpuTable(strict=config.getoption("--cpu-budgets")))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
@@ -69,5 +81,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _rank(item: pytest.Item) -> int:
-    folder = item.nodeid.split("/")[1]
-    return _FOLDERS.index(folder) if folder in _FOLDERS else len(_FOLDERS)
+    found = (place for place, part in enumerate(_LONGEST) if part in f"/{item.nodeid}")
+    return next(found, len(_LONGEST))
