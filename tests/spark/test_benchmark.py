@@ -8,18 +8,13 @@ from pyspark.sql import SparkSession
 from bench.spark import MIXED, measure, measure_planning
 
 
-@pytest.mark.parametrize(("item_bytes", "named"), [(50, "of 50 bytes"), (MIXED, "of mixed sizes")])
 def test_what_the_benchmark_measures(
-    spark: SparkSession,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    item_bytes: int,
-    named: str,
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each way to read and write is measured, with Spark and without."""
-    measure(spark, tmp_path, 1 << 16, item_bytes)
+    measure(spark, tmp_path, 1 << 16, MIXED)
     title, *rows = capsys.readouterr().out.strip().splitlines()
-    assert title.startswith(f"items {named}, ")
+    assert title.startswith("items of mixed sizes, ")
     assert len(rows) == 6
     assert all("MB/s   one process" in row for row in rows)
     assert not [*tmp_path.iterdir()]

@@ -9,6 +9,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ SECRET_KEY: Final = "very/secret+key"  # noqa: S105 # of this server only
 _RUNNING: Final = re.compile(r"Running on http://127\.0\.0\.1:(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObjectStore:
     """A running server, with an empty bucket `BUCKET`."""
 
@@ -44,7 +45,7 @@ class ObjectStore:
         """The same, as options of a data source."""
         return {f"storage.{name}": value for name, value in self.options.items()}
 
-    @property
+    @cached_property
     def file_system(self) -> fs.FileSystem:
         """It, to prepare and check what is in it."""
         return fs.S3FileSystem(allow_bucket_creation=True, **self.options)

@@ -184,7 +184,6 @@ class RecordingDirectory(RealDirectory):
     Attributes:
         operations: what was done, in order. The initial content of `path` is synced, and not
             included.
-        start: the initial content of `path`, by name.
         crash_at: after how many operations, marks included, the process ends: the next one is not
             done, and raises SimulatedCrash. None for never.
     """
@@ -193,10 +192,8 @@ class RecordingDirectory(RealDirectory):
         super().__init__(path)
         self.operations: list[Operation] = []
         self.crash_at: int | None = None
-        names = sorted(self.names())
-        self.start = {name: (path / name).read_bytes() for name in names}
-        self._numbers = {name: number for number, name in enumerate(self.start)}
-        self._count = len(self.start)
+        self._numbers = {name: number for number, name in enumerate(sorted(self.names()))}
+        self._count = len(self._numbers)
 
     def note(self, operation: Operation) -> None:
         """Record an operation that was done."""
