@@ -1,7 +1,9 @@
 # kestrelmq: `make serve` runs the server, `make test` runs the tests. Needs Python 3.11 or newer.
 #
 # Every target installs what it needs into .venv, at the versions of constraints.txt, and installs
-# again only when pyproject.toml or constraints.txt changed.
+# again only when pyproject.toml or constraints.txt changed. What can go on at the same time does:
+# pip, apt and npm mostly wait, and the compiler runs beside them.
+MAKEFLAGS += --jobs=2
 
 PYTHON ?= python3
 ARGS ?=
@@ -19,7 +21,7 @@ SOURCES := $(shell find src -name '*.py')
 # Half of what a test does is wait, so there are two processes a core; the tests that share something
 # stay in one (tests/conftest.py).
 WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
-IN_PARALLEL = -n $(WORKERS)
+IN_PARALLEL = -n $(WORKERS) $(if $(CI),--cpu-budgets --durations=30)
 # Where the tests of the compiled hot path are: to import all the others takes each process long.
 COMPILED = $(shell grep -rl --include='test_*.py' 'mark\.compiled' tests)
 
@@ -34,7 +36,7 @@ help: ## list the targets
 
 setup: $(STAMPS)/dev ## install everything a developer needs into .venv
 
-everything: $(STAMPS)/dev $(STAMPS)/node $(HOT)/stamp ## install and compile all that `make check` and `make test` need; faster with --jobs=2
+everything: $(STAMPS)/dev $(STAMPS)/node $(HOT)/stamp $(STAMPS)/bytecode ## install and compile all that `make check` and `make test` need
 
 serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
 	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
@@ -55,7 +57,7 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node $(HOT)/stamp ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
+test: everything ## all tests, then those of the hot path compiled; ARGS="-k name" picks some
 	$(BIN)/pytest $(IN_PARALLEL) $(ARGS)
 	PYTHONPATH=$(HOT) $(BIN)/pytest $(IN_PARALLEL) -m "compiled and not soak" $(or $(ARGS),$(COMPILED)) $(if $(ARGS),|| [ $$? -eq 5 ])
 
@@ -67,7 +69,7 @@ mutants: $(STAMPS)/dev ## which changes of the journal and the engine no test no
 	$(BIN)/mutmut run "$(MUTANTS)"
 	$(BIN)/mutmut results
 
-soak: $(STAMPS)/test-tools $(STAMPS)/test $(STAMPS)/node ## the tests that run for minutes or more, and random ones with new examples
+soak: $(STAMPS)/dev $(STAMPS)/node ## the tests that run for minutes or more, and random ones with new examples
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
 	KESTRELMQ_EXAMPLES=20 $(BIN)/pytest -m hypothesis --hypothesis-profile soak --timeout 0 $(ARGS)
 
@@ -100,30 +102,37 @@ $(STAMPS)/venv:
 
 # What else is to be installed waits for this: only one pip at a time may change .venv.
 $(STAMPS)/build: $(STAMPS)/venv $(PINS)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
+	@echo "==> installing the server into $(VENV): about 20 s"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
 	@touch $@
 
 # Without a compiler the server runs all the same, on plain Python. The stamp has the time at which
 # compiling began: a source that is changed meanwhile is compiled the next time.
 $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/build
+	@echo "==> compiling the hot path: about 60 s"
 	@touch $(STAMPS)/compiling
-	$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
+	@$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
 	@mkdir -p $(HOT) && touch -r $(STAMPS)/compiling $@
 
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
-$(STAMPS)/test: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,spark]'
+$(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
+	@echo "==> installing what the checks and the tests need into $(VENV): about 60 s"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ $(STAMPS)/build
+
+# Every process that runs tests would otherwise rewrite the assertions of all of them, for 25 s.
+$(STAMPS)/bytecode: | $(STAMPS)/dev
+	@echo "==> preparing the tests: about 25 s"
+	@$(BIN)/pytest --collect-only --quiet >/dev/null
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(STAMPS)/test $(STAMPS)/build
-
 $(STAMPS)/test-tools: $(STAMPS)/venv scripts/install-debian scripts/install-test-tools
-	scripts/install-test-tools
+	@echo "==> looking for the programs that the tests use: about 40 s if they are missing"
+	@scripts/install-test-tools
 	@touch $@
 
 $(STAMPS)/node: $(STAMPS)/test-tools $(NODE_TESTS:=/package.json)
-	for folder in $(NODE_TESTS); do \
+	@echo "==> installing the npm packages of the tests: a few seconds"
+	@for folder in $(NODE_TESTS); do \
 	    (cd $$folder && npm install --no-audit --no-fund --no-package-lock) || exit 1; done
 	@touch $@
