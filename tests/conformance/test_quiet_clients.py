@@ -13,7 +13,7 @@ from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 ITEMS: Final = [b"item %d" % number for number in range(50)]
 _PATIENT: Final = {"_poll_timeout": PATIENCE * 1000}

@@ -20,7 +20,7 @@ from tests.crash.test_kill import Broken, Wire
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 MOST: Final = 6
 """Deliveries after which an item is dead."""

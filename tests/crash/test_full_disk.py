@@ -16,7 +16,7 @@ from tests.support.limits import largest_file
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 SIZE = 2 << 20
 CONFIG = """

@@ -34,7 +34,7 @@ from tests.crash.test_kill import Broken, Wire
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG: Final = """
 expiration_timer_frequency = "20ms"

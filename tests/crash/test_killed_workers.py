@@ -22,7 +22,7 @@ from tests.support.forking import ForkedProcess
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 WORKERS: Final = 3
 BATCH: Final = 200

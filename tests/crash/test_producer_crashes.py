@@ -20,7 +20,7 @@ from tests.support.recording_directory import (
     crash_states,
 )
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 PRODUCERS = (b"p", b"late")
 Numbers = tuple[int, ...]

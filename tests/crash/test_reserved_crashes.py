@@ -21,7 +21,7 @@ from tests.support.recording_directory import (
     crash_states,
 )
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 Tags = Mapping[str, tuple[bytes, ...]]
 

@@ -16,7 +16,7 @@ from tests.support.fuzzing import Corpus, fuzz, soak
 from tests.support.server import ServerProcess, running_server
 
 pytestmark = [
-    pytest.mark.compiled,
+    pytest.mark.compiled_only,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = '[queues.disk]\nmax_memory_size = "1 KiB"\n'
 COUNT = 3000

@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 MIB = 1 << 20
 LIMIT = 64 * MIB

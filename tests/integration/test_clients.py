@@ -22,7 +22,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = "max_open_transactions = 10\n"
 

@@ -12,7 +12,7 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 expiration_timer_frequency = "20ms"

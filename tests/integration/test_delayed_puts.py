@@ -16,7 +16,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 HOUR = 3600
 DELAY = 0.2

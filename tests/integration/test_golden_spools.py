@@ -21,7 +21,7 @@ from tests.support.readings import opcodes, replayed
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 DATA: Final = Path(__file__).parents[1] / "data" / "spools"
 DIALECTS: Final[tuple[Dialect, ...]] = ("documented", "kestrel-2")

@@ -12,7 +12,7 @@ from kestrelmq.journal.records import item
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 ADDED = item(1_700_000_000_000, 0, b"elsewhere")
 

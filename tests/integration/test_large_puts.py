@@ -17,7 +17,7 @@ from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 # The library has types for some of this, and none for the rest.
 PROTOCOL: Any = protocol

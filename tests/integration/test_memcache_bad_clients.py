@@ -12,7 +12,7 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 QUIET = ("--text-port", "none", "--thrift-port", "none", "--admin-port", "none")
 

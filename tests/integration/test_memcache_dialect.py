@@ -10,7 +10,7 @@ from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 memcache_dialect = "memcached"

@@ -15,7 +15,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG: Final = """
 [queues.full]

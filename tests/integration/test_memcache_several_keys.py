@@ -8,7 +8,7 @@ import pytest
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 [queues.short]

@@ -12,7 +12,7 @@ from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats
 
 pytestmark = [
-    pytest.mark.compiled,
+    pytest.mark.compiled_only,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

@@ -18,7 +18,7 @@ from tests.admin.conftest import Admin
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 [queues.small]

@@ -14,7 +14,7 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, value
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIGS = ["", '[default]\nsync_journal = "0ms"\n']
 

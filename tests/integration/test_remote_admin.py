@@ -17,7 +17,7 @@ from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 REFUSED = "is refused to clients on other machines (see allow_remote_admin)"
 TOKEN = "0123456789abcdef-token"  # noqa: S105 # of a server that lives for one test

@@ -17,7 +17,7 @@ from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 [queues.short]

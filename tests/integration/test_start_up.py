@@ -17,7 +17,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 PROTOCOLS = ("memcache", "text", "thrift", "admin")
 CONFIG = """

@@ -10,7 +10,7 @@ from tests.crash.test_kill import Wire
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONNECTIONS = 100
 ROUNDS = 20

@@ -15,7 +15,7 @@ from kestrelmq.version import VERSION
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 VERSION_CALL = struct.pack(">HHi", 0x8001, 1, 11) + b"get_version" + b"\x00\x00\x00\x07\x00"
 

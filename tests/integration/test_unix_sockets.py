@@ -27,7 +27,7 @@ from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import UnixWire, Wire
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 PATIENT = ClientOptions(connect_timeout=PATIENCE, operation_timeout=PATIENCE)
 LISTENERS = ("memcache", "text", "thrift", "admin")

@@ -48,7 +48,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal
 from tests.support.readings import replayed
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 NOW = 1_700_000_000_000
 NAME = "q"

@@ -13,7 +13,7 @@ from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 _MANY = 50
 """Delayed items that memory has room for, at least."""

@@ -53,7 +53,7 @@ from tests.support.held_worker import HeldWorker
 from tests.support.journal_bytes import journal
 from tests.support.readings import Reading, replayed
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 NOW = 1_700_000_000_000
 NAME = "q"

@@ -18,7 +18,7 @@ from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 QUEUES = ("jobs", "jobs+child")
 PRODUCERS = (b"p", b"q")

@@ -24,7 +24,7 @@ from kestrelmq import Item, JournalError, PersistentQueue, QueueConfig
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 texts = st.binary(max_size=6)
 expiries = st.one_of(st.none(), st.none(), st.integers(1, 30))

@@ -25,7 +25,7 @@ from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
 from tests.support.readings import replayed
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 LEASES = (2, 10)
 # Leases that end in the same moment, one by itself and one of an owner, end in any order. So these
