@@ -23,7 +23,7 @@ from bench import servers
 from bench.bursts import Client
 from bench.load.accounting import cpu_seconds, memory
 from bench.servers import PeerError, Running
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 
 ITEM = b"x" * 64
 DAY = 24 * 60 * 60 * 1000

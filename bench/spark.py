@@ -24,7 +24,7 @@ import pyarrow.dataset
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from kestrelmq.journal.records import REMOVE_RECORD, item
+from kestrelmq.format.records import REMOVE_RECORD, item
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.plan import columns

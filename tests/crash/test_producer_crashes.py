@@ -8,7 +8,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.format.records import item, item_data
 from kestrelmq.marks import PutMark
 from tests.support.crash_checks import is_unread, two_starts
 from tests.support.crash_recordings import QUICK

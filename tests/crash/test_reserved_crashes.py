@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.reservations import ReserveTerms
 from tests.support.crash_checks import ONE_MORE, is_unread, two_starts
 from tests.support.crash_recordings import QUICK

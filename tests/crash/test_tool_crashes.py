@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.records import Remove, RemoveTentative, encode
+from kestrelmq.format.records import Remove, RemoveTentative, encode
 from tests.support.crash_tools import imports, packs, repairs
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.journal_bytes import numbered

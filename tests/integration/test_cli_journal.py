@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import QueuePathLock
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
     Continue,
@@ -18,6 +17,7 @@ from kestrelmq.journal.records import (
     RemoveTentative,
     RemoveTentativeXid,
 )
+from kestrelmq.journal.files import QueuePathLock
 from tests.support.commands import run_command, run_without_room
 from tests.support.journal_bytes import journal
 from tests.support.limits import largest_file

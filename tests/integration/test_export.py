@@ -13,7 +13,7 @@ import pytest
 
 from kestrelmq.client import AsyncClient, Client
 from kestrelmq.errors import ImportStopped, ServerRefused
-from kestrelmq.journal.records import LATEST
+from kestrelmq.format.records import LATEST
 from tests.admin.conftest import Admin
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server

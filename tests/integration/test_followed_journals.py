@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kestrelmq.client import Client
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, SpoolFollower
 from tests.support.patience import until
 from tests.support.server import running_server

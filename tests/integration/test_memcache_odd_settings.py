@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire

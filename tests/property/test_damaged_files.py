@@ -15,13 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.dump import entries
-from kestrelmq.journal.exchange import rows
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueueFiles, group_files
-from kestrelmq.journal.pack import pack, write_packed
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import QueueFiles, group_files
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -36,6 +31,11 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.journal.dump import entries
+from kestrelmq.journal.exchange import rows
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify

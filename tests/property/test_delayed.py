@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kestrelmq.clock import no_pause
+from kestrelmq.format.names import newest_timestamp
+from kestrelmq.format.records import item
 from kestrelmq.journal.files import DiskDirectory, UnnamedFiles
-from kestrelmq.journal.names import newest_timestamp
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.spark.plan.spool_follower import (

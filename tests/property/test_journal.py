@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import group_files
-from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.names import group_files
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -31,8 +28,11 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
 )
+from kestrelmq.format.scanning import decode, scan
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.scanning import decode, scan
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal

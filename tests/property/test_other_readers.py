@@ -19,13 +19,8 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import TagRefused
-from kestrelmq.journal.exchange import import_rows, rows
-from kestrelmq.journal.export_rows import ExportRow
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import group_files
-from kestrelmq.journal.pack import pack, write_packed
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import group_files
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -41,6 +36,11 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
 )
+from kestrelmq.journal.exchange import import_rows, rows
+from kestrelmq.journal.export_rows import ExportRow
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify

@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashLoss

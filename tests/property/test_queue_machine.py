@@ -18,7 +18,7 @@ from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.upkeep import Waiting
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item, item_data, item_deliveries
+from kestrelmq.format.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.errors import TagRefused
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.format.records import item_data, item_deliveries
 from kestrelmq.journal.reservations import ReserveTerms
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals

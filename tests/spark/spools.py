@@ -8,10 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import group_files
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import group_files
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -29,6 +27,8 @@ from kestrelmq.journal.records import (
     item_data,
     item_expiry,
 )
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.replay import Replay
 
 NOW = 1_700_000_000_000

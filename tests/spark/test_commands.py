@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kestrelmq.cli.main import main
 from kestrelmq.cli.spark_runs import spark_session
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import Remove, RemoveTentative
+from kestrelmq.format.records import Remove, RemoveTentative
 from tests.spark.spools import adds, load, random_spool, write
 
 

@@ -9,8 +9,8 @@ from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.journal.notes import joining
-from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents

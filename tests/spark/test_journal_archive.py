@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,

@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.journal.notes import joining
-from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, AddX, encode, item
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, AddX, encode, item
 from kestrelmq.spark.pipelines import pack
 from tests.integration.test_memcache_reserve import ask, found, items, reserve
 from tests.support.commands import run_command

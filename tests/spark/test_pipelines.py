@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.files import QueuePathLock
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
     Continue,
@@ -22,6 +21,7 @@ from kestrelmq.journal.records import (
     Unremove,
     encode,
 )
+from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify

@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from kestrelmq.journal.records import AddX, Record, Remove, RemoveTentative, Unremove
+from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, Unremove
 from kestrelmq.spark.reading import read_queues
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 

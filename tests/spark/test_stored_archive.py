@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from kestrelmq.cli.main import main
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.journal.records import AddX
+from kestrelmq.format.records import AddX
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError, StorageError
-from kestrelmq.journal.records import Remove, encode
+from kestrelmq.format.records import Remove, encode
 from kestrelmq.spark.pipelines import (
     JournalArchiveOptions,
     archive_journals,

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.cli.main import main
 from kestrelmq.client import Client
-from kestrelmq.journal.records import Remove
+from kestrelmq.format.records import Remove
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import replay, report, restore, restore_live
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_parquet

@@ -8,10 +8,10 @@ from pathlib import Path
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.format.names import group_files, parse_name
+from kestrelmq.format.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.loading import load_with_delayed, remove_left_over
-from kestrelmq.journal.names import group_files, parse_name
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crash_scenarios import as_delayed
 from tests.support.fake_clock import FakeClock

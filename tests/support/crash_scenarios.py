@@ -8,7 +8,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.real_directory import SimulatedCrash

@@ -4,19 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import ConfirmRemove, Remove, RemoveTentative, StateDump, encode, item
 from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.notes import joining
 from kestrelmq.journal.pack import pack
-from kestrelmq.journal.records import (
-    ConfirmRemove,
-    Remove,
-    RemoveTentative,
-    StateDump,
-    encode,
-    item,
-)
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from kestrelmq.spark.sources.journal_commit import JournalCommit

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kestrelmq.journal.records import AddX, Record, encode
+from kestrelmq.format.records import AddX, Record, encode
 
 NUMBERED_SINCE: Final = 1_700_000_000_000
 """When item 0 of `numbered` was added (ms); each item was added a millisecond after the last."""

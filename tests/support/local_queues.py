@@ -6,8 +6,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import Worker
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.files import Directory
-from kestrelmq.journal.records import item_data
 from tests.support.fake_clock import FakeClock
 
 

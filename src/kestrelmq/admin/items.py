@@ -29,8 +29,8 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import Search
-from kestrelmq.journal.notes import dead_letter
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.format.notes import dead_letter
+from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection

@@ -28,7 +28,7 @@ from kestrelmq.admin.models import (
     Retired,
     Retiring,
 )
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.protocol.reserving import (
     EndsReads,
     Extend,

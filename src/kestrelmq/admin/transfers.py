@@ -21,8 +21,8 @@ from kestrelmq.admin.models import Imported
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.format.records import ADDX_HEADER, item_times
 from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, json_pieces, live_rows
-from kestrelmq.journal.records import ADDX_HEADER, item_times
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.threads import in_thread

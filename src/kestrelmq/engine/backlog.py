@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from kestrelmq.format.records import ADDX_HEADER, item_add_time
 from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.memory import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
-from kestrelmq.journal.records import ADDX_HEADER, item_add_time
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.journal.reader import JournalReader, too_few_items
-from kestrelmq.journal.records import ADDX_HEADER
 from kestrelmq.journal.writer import FileJournal
 
 _SKIPPED_AT_ONCE: Final = 10_000

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.reads import OpenReads
+from kestrelmq.format.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 
 

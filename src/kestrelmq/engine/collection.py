@@ -35,6 +35,8 @@ from kestrelmq.errors import (
     KestrelError,
     QueueUnavailable,
 )
+from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
+from kestrelmq.format.records import annotated, item
 from kestrelmq.held_logs import get_logger
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
@@ -46,8 +48,6 @@ from kestrelmq.journal.files import (
     make_queue_path,
 )
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
-from kestrelmq.journal.names import QueueFiles, group_files, master_of_delayed
-from kestrelmq.journal.records import annotated, item
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.marks import PutMark

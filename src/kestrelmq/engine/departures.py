@@ -24,9 +24,9 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import LOG_INTERVAL
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.format.notes import DeadLetter
+from kestrelmq.format.records import ADDX_HEADER, item_deliveries
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.notes import DeadLetter
-from kestrelmq.journal.records import ADDX_HEADER, item_deliveries
 
 MIN_ASIDE_LIMIT: Final = 1 << 20
 """Bytes of memory that items set aside may take, however small `max_memory_size` is."""

@@ -7,7 +7,7 @@ child that is still loading, because items added to the master must reach the ch
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.names import QueueFiles
+from kestrelmq.format.names import QueueFiles
 from kestrelmq.names import master_of
 
 

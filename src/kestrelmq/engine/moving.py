@@ -28,8 +28,8 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Job
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.notes import dead_letter
-from kestrelmq.journal.records import ADDX_HEADER, item_expiry
+from kestrelmq.format.notes import dead_letter
+from kestrelmq.format.records import ADDX_HEADER, item_expiry
 from kestrelmq.names import queue_name_error
 
 SLICE_ITEMS: Final = 200

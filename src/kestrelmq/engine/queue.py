@@ -58,24 +58,10 @@ from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
-from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.dump import describe_records
-from kestrelmq.journal.empty import NOBODY, own_line
-from kestrelmq.journal.loading import LoadedDelayed
-from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.names import AHEAD, delayed_name, temporary_name
-from kestrelmq.journal.notes import (
-    ItemNote,
-    counted,
-    joining,
-    joining_note,
-    uncounted_unremove,
-)
-from kestrelmq.journal.producers import MAX_PRODUCERS, marked
-from kestrelmq.journal.read_table import NO_READS, ReadTable
-from kestrelmq.journal.reader import LargeRecord
-from kestrelmq.journal.records import (
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.names import AHEAD, delayed_name, temporary_name
+from kestrelmq.format.notes import ItemNote, counted, joining, joining_note, uncounted_unremove
+from kestrelmq.format.records import (
     ADDX,
     ADDX_HEADER,
     NO_EXPIRY,
@@ -96,6 +82,14 @@ from kestrelmq.journal.records import (
     unremove,
     waiting_again,
 )
+from kestrelmq.held_logs import get_logger
+from kestrelmq.journal.dump import describe_records
+from kestrelmq.journal.empty import NOBODY, own_line
+from kestrelmq.journal.loading import LoadedDelayed
+from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.producers import MAX_PRODUCERS, marked
+from kestrelmq.journal.read_table import NO_READS, ReadTable
+from kestrelmq.journal.reader import LargeRecord
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
     Reservation,

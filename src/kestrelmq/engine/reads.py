@@ -14,10 +14,7 @@ from typing import Any, Final, cast
 
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.reservations import Reservations
-from kestrelmq.journal.empty import NOTHING, own
-from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
     REMOVE_TENTATIVE_RECORD,
@@ -27,6 +24,9 @@ from kestrelmq.journal.records import (
     save_xid,
     xid_before,
 )
+from kestrelmq.journal.empty import NOTHING, own
+from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.replay import opened_xid
 from kestrelmq.journal.reservations import Reservation, ReservedReads
 from kestrelmq.journal.writer import Dialect

@@ -28,9 +28,9 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import InvalidDeclaration, JournalError
+from kestrelmq.format.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.files import AppendFile, Directory, replace_file
-from kestrelmq.journal.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.names import queue_name_error
 
 _HEAD: Final = b'{"kestrelmq": "queues", "version": 1}'

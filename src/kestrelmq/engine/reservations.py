@@ -31,9 +31,9 @@ from typing import Any, Final
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.deadline_watch import Timed
+from kestrelmq.format.records import first_xid
 from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import first_xid
 from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms, are_same
 
 _WOKEN_AT_ONCE: Final = 100

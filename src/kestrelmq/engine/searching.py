@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import PatternRefused
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER
 
 Begun = Callable[[subprocess.Popen[bytes]], object]
 """Is called with the process of a search, which may be killed if nobody wants the result."""

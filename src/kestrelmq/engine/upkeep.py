@@ -56,9 +56,9 @@ from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
+from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.journal.replacement import (
     ContentSource,
     ExpectedContents,

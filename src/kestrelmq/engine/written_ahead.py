@@ -13,13 +13,8 @@ from kestrelmq.clock import Pause
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.notes import ItemNote, item_note
-from kestrelmq.journal.records import (
-    ADDX_HEADER,
-    annotated,
-    item_expiry,
-    item_in_pieces,
-)
+from kestrelmq.format.notes import ItemNote, item_note
+from kestrelmq.format.records import ADDX_HEADER, annotated, item_expiry, item_in_pieces
 from kestrelmq.marks import PutMark
 
 

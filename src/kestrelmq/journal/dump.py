@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from itertools import pairwise
 
-from kestrelmq.journal import notes, producers, reservations
-from kestrelmq.journal.export_rows import data_fields
-from kestrelmq.journal.files import mapped
-from kestrelmq.journal.notes import NoteReader
-from kestrelmq.journal.records import (
+from kestrelmq.format import notes
+from kestrelmq.format.notes import NoteReader
+from kestrelmq.format.records import (
     STATE_DUMP_SIZE,
     Add,
     AddX,
@@ -26,7 +24,10 @@ from kestrelmq.journal.records import (
     StateDump,
     Unremove,
 )
-from kestrelmq.journal.scanning import data_size, decode_whole, scan
+from kestrelmq.format.scanning import data_size, decode_whole, scan
+from kestrelmq.journal import producers, reservations
+from kestrelmq.journal.export_rows import data_fields
+from kestrelmq.journal.files import mapped
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.units import format_time

@@ -16,10 +16,7 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.export_rows import ExportRow, checked_row, dead_letter_fields
-from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
-from kestrelmq.journal.loading import fold, recover, replay_delayed
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     NEXT,
     QueueFiles,
     group_files,
@@ -27,11 +24,10 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.records import (
-    item_add_time,
-    item_data,
-    item_expiry,
-)
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.export_rows import ExportRow, checked_row, dead_letter_fields
+from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
+from kestrelmq.journal.loading import fold, recover, replay_delayed
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WINDOW

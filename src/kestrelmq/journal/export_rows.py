@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.names import delayed_name
-from kestrelmq.journal.notes import DeadLetter, counted, dead_letter
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import delayed_name
+from kestrelmq.format.notes import DeadLetter, counted, dead_letter
+from kestrelmq.format.records import (
     LATEST,
     REMOVE_TENTATIVE_RECORD,
     annotated,

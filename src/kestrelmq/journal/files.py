@@ -33,8 +33,8 @@ from threading import Lock
 from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, Self
 
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.names import LOCK_NAME, TEMPORARY_MARK
-from kestrelmq.journal.records import Buffer
+from kestrelmq.format.names import LOCK_NAME, TEMPORARY_MARK
+from kestrelmq.format.records import Buffer
 
 MAX_OPEN: Final = 1024
 """Most append files that keep a descriptor; the journals of other queues open theirs when needed.

@@ -21,9 +21,7 @@ from typing import Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
 from kestrelmq.errors import JournalError
-from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import Directory, FoundFile, ReadFile, write_file
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     QueueFiles,
     later_timestamp,
     newest_timestamp,
@@ -31,10 +29,7 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.producers import Producers
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADDX,
     ADDX_HEADER,
     REMOVE_TENTATIVE,
@@ -45,6 +40,11 @@ from kestrelmq.journal.records import (
     item_add_time,
     save_xid,
 )
+from kestrelmq.held_logs import get_logger
+from kestrelmq.journal.files import Directory, FoundFile, ReadFile, write_file
+from kestrelmq.journal.producers import Producers
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay, apply
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
 from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal

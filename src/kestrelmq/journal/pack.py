@@ -16,9 +16,7 @@ is set aside first, as at a server's start.
 from dataclasses import dataclass
 
 from kestrelmq.clock import Clock, no_pause
-from kestrelmq.journal.files import Directory, write_file
-from kestrelmq.journal.loading import clean_up, recover, replay_delayed
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     PACK,
     QueueFiles,
     group_files,
@@ -28,6 +26,8 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
+from kestrelmq.journal.files import Directory, write_file
+from kestrelmq.journal.loading import clean_up, recover, replay_delayed
 from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect

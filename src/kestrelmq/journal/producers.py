@@ -27,10 +27,10 @@ from struct import error as StructError  # noqa: N812 # it is a class
 from typing import Any, Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.journal.checksum import crc32
+from kestrelmq.format.checksum import crc32
+from kestrelmq.format.notes import NOTE_MARK, Note, encode
+from kestrelmq.format.records import SAVE_XID, save_xids
 from kestrelmq.journal.empty import NOTHING, own
-from kestrelmq.journal.notes import NOTE_MARK, Note, encode
-from kestrelmq.journal.records import SAVE_XID, save_xids
 from kestrelmq.marks import PutMark
 
 MARK: Final = 32

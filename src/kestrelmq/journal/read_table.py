@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
+from kestrelmq.format.records import first_xid
 from kestrelmq.journal.empty import NOTHING
-from kestrelmq.journal.records import first_xid
 
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40

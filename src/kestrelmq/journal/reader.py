@@ -11,10 +11,9 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.files import open_regular
-from kestrelmq.journal.notes import NoteReader, noted_deliveries, noted_letter
-from kestrelmq.journal.records import (
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.notes import NoteReader, noted_deliveries, noted_letter
+from kestrelmq.format.records import (
     ADDX,
     CONFIRM_REMOVE,
     REMOVE,
@@ -27,7 +26,8 @@ from kestrelmq.journal.records import (
     kept_xid,
     record_xid,
 )
-from kestrelmq.journal.scanning import MIN_RUN, record_length, scan, uniform_run
+from kestrelmq.format.scanning import MIN_RUN, record_length, scan, uniform_run
+from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.walk import CUT_SHORT, FILE_FOLLOWS
 
 CHUNK: Final = 16 << 10

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kestrelmq.clock import Clock
+from kestrelmq.format.names import PACK, temporary_name
+from kestrelmq.format.salvage import LostRange
 from kestrelmq.journal.files import Directory, mapped, write_file
-from kestrelmq.journal.names import PACK, temporary_name
-from kestrelmq.journal.salvage import LostRange
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.verify import Progress, VerifyReport, verify
 

@@ -41,14 +41,9 @@ from typing import Final, Protocol
 
 from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import Directory
-from kestrelmq.journal.loading import replay_whole
-from kestrelmq.journal.names import PACK, pack_name, parse_name, temporary_name
-from kestrelmq.journal.notes import counted, item_note, joined_notes
-from kestrelmq.journal.producers import LastMark, Producers, marks_notes
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reader import JournalReader, too_few_items
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import PACK, pack_name, parse_name, temporary_name
+from kestrelmq.format.notes import counted, item_note, joined_notes
+from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
     Add,
     Buffer,
@@ -60,6 +55,11 @@ from kestrelmq.journal.records import (
     save_xid,
     xid_before,
 )
+from kestrelmq.journal.files import Directory
+from kestrelmq.journal.loading import replay_whole
+from kestrelmq.journal.producers import LastMark, Producers, marks_notes
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, ReaderFactory, Replay
 from kestrelmq.journal.reservations import NOTHING_RESERVED, ReservedSnapshot
 from kestrelmq.journal.walk import WalkEnd

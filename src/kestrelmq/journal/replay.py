@@ -32,10 +32,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar
 
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.checksum import crc32
-from kestrelmq.journal.memory import fitting, limit_for_now
-from kestrelmq.journal.notes import (
+from kestrelmq.format.checksum import crc32
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.notes import (
     DELAYED,
     JOINED,
     UNCOUNTED,
@@ -45,10 +44,7 @@ from kestrelmq.journal.notes import (
     noted_joins,
     noted_letter,
 )
-from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reader import JournalReader, too_few_items
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADD,
     ADD_HEADER,
     ADD_XID,
@@ -68,6 +64,10 @@ from kestrelmq.journal.records import (
     record_xid,
     waiting_again,
 )
+from kestrelmq.journal.memory import fitting, limit_for_now
+from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.reservations import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.format.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
+from kestrelmq.format.salvage import LostRange
 from kestrelmq.journal.files import mapped
-from kestrelmq.journal.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.salvage import LostRange
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW, EndKind, RecordBatch, Walk, find_records
 

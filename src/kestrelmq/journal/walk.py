@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.files import data_after, forget
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADD_HEADER,
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
@@ -31,8 +30,8 @@ from kestrelmq.journal.records import (
     Buffer,
     is_state_dump,
 )
-from kestrelmq.journal.salvage import Step, next_after_cut, next_record
-from kestrelmq.journal.scanning import (
+from kestrelmq.format.salvage import Step, next_after_cut, next_record
+from kestrelmq.format.scanning import (
     MIN_RUN,
     added_run,
     is_cut_continue,
@@ -40,6 +39,7 @@ from kestrelmq.journal.scanning import (
     scan,
     uniform_run,
 )
+from kestrelmq.journal.files import data_after, forget
 
 WINDOW: Final = 1 << 20
 """Bytes that are scanned at a time."""

@@ -13,9 +13,7 @@ from threading import Lock
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import AppendFile, Directory, FoundFile, UnnamedFiles
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     DELETE,
     NEXT,
     is_pack,
@@ -25,6 +23,8 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
+from kestrelmq.held_logs import get_logger
+from kestrelmq.journal.files import AppendFile, Directory, FoundFile, UnnamedFiles
 from kestrelmq.journal.reader import JournalReader
 
 Dialect = Literal["documented", "kestrel-2"]

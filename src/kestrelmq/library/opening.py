@@ -14,9 +14,9 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
+from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.journal.files import DiskDirectory, FileLock, QueuePathLock, make_queue_path
 from kestrelmq.journal.loading import load_with_delayed
-from kestrelmq.journal.names import QueueFiles, group_files
 from kestrelmq.names import queue_name_error
 
 

@@ -36,9 +36,9 @@ from kestrelmq.errors import (
     NoDeadLetterQueue,
     TagRefused,
 )
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
 from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
-from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,

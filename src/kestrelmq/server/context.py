@@ -15,7 +15,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import LATEST
+from kestrelmq.format.records import LATEST
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError, NotSynced
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""

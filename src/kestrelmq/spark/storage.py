@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from kestrelmq.errors import ConfigError, StorageError
-from kestrelmq.journal.names import TEMPORARY_MARK
+from kestrelmq.format.names import TEMPORARY_MARK
 
 T = TypeVar("T")
 

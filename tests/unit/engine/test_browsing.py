@@ -14,7 +14,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine import browsing
 from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from tests.support.examples import examples
 from tests.support.local_queues import LocalQueues, queue_settings
 

@@ -7,10 +7,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.format.names import QueueFiles, group_files
+from kestrelmq.format.records import REMOVE_RECORD, item
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import QueueFiles, group_files
-from kestrelmq.journal.records import REMOVE_RECORD, item
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

@@ -14,11 +14,11 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.exchange import import_rows, rows
 from kestrelmq.journal.export_rows import from_json, to_json
 from kestrelmq.journal.files import Directory, DiskDirectory
 from kestrelmq.journal.pack import pack
-from kestrelmq.journal.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark, put_mark

@@ -10,9 +10,9 @@ from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
+from kestrelmq.format.notes import DeadLetter, dead_letter
+from kestrelmq.format.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.notes import DeadLetter, dead_letter
-from kestrelmq.journal.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.library import PersistentQueue
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -11,7 +11,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.format.records import item_data, item_deliveries
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

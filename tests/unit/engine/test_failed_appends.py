@@ -12,8 +12,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock

@@ -7,7 +7,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal, NoJournal
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, items_on_disk

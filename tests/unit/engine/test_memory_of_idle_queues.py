@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.loading_queues import LoadingQueues
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

@@ -20,8 +20,8 @@ from kestrelmq.engine.moving import (
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
-from kestrelmq.journal.notes import DeadLetter, dead_letter
-from kestrelmq.journal.records import item_deliveries
+from kestrelmq.format.notes import DeadLetter, dead_letter
+from kestrelmq.format.records import item_deliveries
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
 from tests.support.real_directory import SimulatedCrash

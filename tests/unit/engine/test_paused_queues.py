@@ -10,7 +10,7 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled

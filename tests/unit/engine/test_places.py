@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.engine.changes import PlaceTracker, ReadConfirmed, ReadGivenBack, ReadOpened
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 
 pytestmark = pytest.mark.compiled
 

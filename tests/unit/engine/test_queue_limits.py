@@ -11,7 +11,7 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.limits import QueueLimits
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.journal.records import item_data, item_expiry
+from kestrelmq.format.records import item_data, item_expiry
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
 

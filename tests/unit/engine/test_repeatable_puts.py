@@ -11,10 +11,10 @@ from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.format.records import item
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
-from kestrelmq.journal.records import item
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashingDirectory

@@ -13,9 +13,7 @@ from kestrelmq.engine.changes import ReadsReserved
 from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import QueueUnavailable, ReservedMemoryFull, TagRefused
-from kestrelmq.journal.memory import OVERHEAD
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
     MIN_XID,
@@ -25,6 +23,8 @@ from kestrelmq.journal.records import (
     item_deliveries,
     save_xid,
 )
+from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -8,7 +8,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.records import item, item_data
+from kestrelmq.format.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crash_sites import function
 from tests.support.crashing_directory import CrashingDirectory

@@ -8,7 +8,7 @@ import pytest
 from kestrelmq.engine import searching
 from kestrelmq.engine.searching import Search, matches, places_of
 from kestrelmq.errors import PatternRefused
-from kestrelmq.journal.records import item
+from kestrelmq.format.records import item
 
 
 def test_items_are_found_by_what_is_in_them() -> None:

@@ -11,8 +11,8 @@ from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.startup import StartUp
 from kestrelmq.engine.worker import Done, Job, run_to_end
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.names import QueueFiles
-from kestrelmq.journal.records import REMOVE_RECORD, item, item_data
+from kestrelmq.format.names import QueueFiles
+from kestrelmq.format.records import REMOVE_RECORD, item, item_data
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock

@@ -12,7 +12,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item, item_data, item_expiry
+from kestrelmq.format.records import item, item_data, item_expiry
 from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock

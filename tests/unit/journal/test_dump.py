@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.dump import added_data, as_json, describe, describe_records, entries
-from kestrelmq.journal.notes import deliveries_note
-from kestrelmq.journal.producers import marked
-from kestrelmq.journal.records import (
+from kestrelmq.format.notes import deliveries_note
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -25,6 +23,8 @@ from kestrelmq.journal.records import (
     encode,
     item,
 )
+from kestrelmq.journal.dump import added_data, as_json, describe, describe_records, entries
+from kestrelmq.journal.producers import marked
 from kestrelmq.journal.reservations import retired_note
 from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
-from kestrelmq.journal.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.notes import joining
-from kestrelmq.journal.records import (
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
     Remove,
@@ -21,6 +18,9 @@ from kestrelmq.journal.records import (
     SaveXid,
     item,
 )
+from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
+from kestrelmq.journal.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
+from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.selection import select
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.descriptors import open_below

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import DamagedJournal, QueuePathLocked
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock
-from kestrelmq.journal.loading import load_queue, remove_left_over
-from kestrelmq.journal.names import QueueFiles, group_files
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import QueueFiles, group_files
+from kestrelmq.format.records import (
     REMOVE_RECORD,
     Add,
     AddX,
@@ -28,6 +26,8 @@ from kestrelmq.journal.records import (
     encode,
     item_data,
 )
+from kestrelmq.journal.files import DiskDirectory, QueuePathLock
+from kestrelmq.journal.loading import load_queue, remove_left_over
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from kestrelmq import PersistentQueue
+from kestrelmq.format.names import group_files
+from kestrelmq.format.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.dump import describe, entries
 from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.names import group_files
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.replacement import open_read_records
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify

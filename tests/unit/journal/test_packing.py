@@ -7,15 +7,9 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.files import DiskDirectory
-from kestrelmq.journal.loading import replay_delayed, replay_whole
-from kestrelmq.journal.names import group_files
-from kestrelmq.journal.notes import joining
-from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
-from kestrelmq.journal.producers import LastMark, Producers, marks_notes
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.names import group_files
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
     AddX,
     ConfirmRemove,
@@ -27,6 +21,12 @@ from kestrelmq.journal.records import (
     item_data,
     item_deliveries,
 )
+from kestrelmq.journal.files import DiskDirectory
+from kestrelmq.journal.loading import replay_delayed, replay_whole
+from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
+from kestrelmq.journal.producers import LastMark, Producers, marks_notes
+from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replacement import (
     PIECE,
     ExpectedContents,

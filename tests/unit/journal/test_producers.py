@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.notes import Note, NoteReader, encode
+from kestrelmq.format.notes import Note, NoteReader, encode
+from kestrelmq.format.records import item, item_data, record_xid, save_xid
+from kestrelmq.format.scanning import scan
 from kestrelmq.journal.producers import (
     MARK,
     MARKS,
@@ -19,9 +21,7 @@ from kestrelmq.journal.producers import (
     marks_notes,
     noted_mark,
 )
-from kestrelmq.journal.records import item, item_data, record_xid, save_xid
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.scanning import scan
 from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE, PutMark, check_mark
 from tests.support.fake_clock import FakeClock
 

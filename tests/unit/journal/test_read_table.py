@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kestrelmq.format.records import MAX_XID, MIN_XID
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
-from kestrelmq.journal.records import MAX_XID, MIN_XID
 
 pytestmark = pytest.mark.compiled
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.notes import deliveries_note
-from kestrelmq.journal.reader import CHUNK, RUN, JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.notes import deliveries_note
+from kestrelmq.format.records import (
     ADDX_HEADER,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
@@ -15,7 +14,8 @@ from kestrelmq.journal.records import (
     item,
     item_deliveries,
 )
-from kestrelmq.journal.scanning import MIN_RUN
+from kestrelmq.format.scanning import MIN_RUN
+from kestrelmq.journal.reader import CHUNK, RUN, JournalReader
 
 pytestmark = pytest.mark.compiled
 

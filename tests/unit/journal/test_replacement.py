@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
+from kestrelmq.format.records import item
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import item
 from kestrelmq.journal.replacement import MemorySource, Replacement, ReplacementCancelled
 from tests.support.crashing_directory import CrashingDirectory
 

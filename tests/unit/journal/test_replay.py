@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     MAX_XID,
     MIN_XID,
     REMOVE,
@@ -25,6 +24,7 @@ from kestrelmq.journal.records import (
     item_data,
     item_expiry,
 )
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay, apply
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.journal_bytes import journal

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.journal.notes import Note, NoteReader, encode
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.records import (
+from kestrelmq.format.notes import Note, NoteReader, encode
+from kestrelmq.format.records import (
     MAX_XID,
     MIN_XID,
     AddX,
@@ -15,6 +14,8 @@ from kestrelmq.journal.records import (
     Unremove,
     record_xid,
 )
+from kestrelmq.format.scanning import scan
+from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reservations import (
     DONE,
@@ -30,7 +31,6 @@ from kestrelmq.journal.reservations import (
     retired_note,
     unreserved_note,
 )
-from kestrelmq.journal.scanning import scan
 from kestrelmq.tags import MAX_EPOCH, Tag, parse_tag
 from tests.support.journal_bytes import journal
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADD,
     ADDX,
     REMOVE,
@@ -16,7 +16,7 @@ from kestrelmq.journal.records import (
     RemoveTentative,
     StateDump,
 )
-from kestrelmq.journal.salvage import LostRange
+from kestrelmq.format.salvage import LostRange
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import LEFT_OUT, verify
 from tests.support.descriptors import open_below

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import frame, thrift_get
 

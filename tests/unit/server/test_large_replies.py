@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.journal.records import item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning

@@ -11,7 +11,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.queue import Queue
-from kestrelmq.journal.records import item_deliveries
+from kestrelmq.format.records import item_deliveries
 from kestrelmq.protocol.memcache import Request
 from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.server.requests.reads import HeldReadsReturn

@@ -21,7 +21,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT

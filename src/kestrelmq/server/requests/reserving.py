@@ -29,7 +29,7 @@ from kestrelmq.errors import (
     QueueUnavailable,
     ReservedMemoryFull,
 )
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.journal.reservations import Reservation, ReserveTerms
 from kestrelmq.protocol.reserving import (
     EndsReads,

@@ -6,7 +6,7 @@ other clients wait: into one buffer of input, out of that buffer, and behind its
 
 from io import BytesIO
 
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
+from kestrelmq.format.records import ADDX, ADDX_HEADER, TIMES_SIZE, pack_header
 from kestrelmq.protocol.memcache import Set
 
 

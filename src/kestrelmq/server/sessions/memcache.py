@@ -16,7 +16,7 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.journal.records import ADDX_HEADER, LATEST
+from kestrelmq.format.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, TLS_HELLO, binary_refusal

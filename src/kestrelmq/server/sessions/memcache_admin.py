@@ -8,8 +8,8 @@ from kestrelmq.engine.moving import Moved
 from kestrelmq.engine.searching import Page
 from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.journal.notes import dead_letter
-from kestrelmq.journal.records import item_deliveries, item_times
+from kestrelmq.format.notes import dead_letter
+from kestrelmq.format.records import item_deliveries, item_times
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
     Browse,

@@ -14,7 +14,7 @@ from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.journal.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (

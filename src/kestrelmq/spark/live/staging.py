@@ -56,6 +56,7 @@ from kestrelmq.client.commands import ReservedRead
 from kestrelmq.client.plans import batch_ranges
 from kestrelmq.clock import Clock
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
+from kestrelmq.format.names import TEMPORARY_MARK
 from kestrelmq.journal.files import (
     DiskDirectory,
     FileLock,
@@ -64,7 +65,6 @@ from kestrelmq.journal.files import (
     replace_file,
     sync_path,
 )
-from kestrelmq.journal.names import TEMPORARY_MARK
 from kestrelmq.spark.live.refusals import QueueCannotBeRead, is_refusal
 from kestrelmq.spark.live.shares import PartitionShare, QueueRun, ShareProgress
 

@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import JournalError
+from kestrelmq.format.names import delayed_name
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped, open_stream
 from kestrelmq.journal.loading import save_tail
-from kestrelmq.journal.names import delayed_name
 from kestrelmq.journal.pack import write_packed
 from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import ADD, ADD_HEADER, ADDX, ADDX_HEADER, REMOVE, Buffer
-from kestrelmq.journal.scanning import MIN_RUN, scan
+from kestrelmq.format.records import ADD, ADD_HEADER, ADDX, ADDX_HEADER, REMOVE, Buffer
+from kestrelmq.format.scanning import MIN_RUN, scan
 
 _FIRST_WINDOW: Final = 4 << 10
 _LARGEST_WINDOW: Final = 64 << 10

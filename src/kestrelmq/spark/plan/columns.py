@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import ADD, ADD_XID, ADDX, SAVE_XID, STATE_DUMP
+from kestrelmq.format.records import ADD, ADD_XID, ADDX, SAVE_XID, STATE_DUMP
 from kestrelmq.spark.plan.scanning import Chunk, FileView
 
 OPERATIONS: Final = (

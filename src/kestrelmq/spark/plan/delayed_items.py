@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kestrelmq.format.names import master_of_delayed
+from kestrelmq.format.records import item_add_time
 from kestrelmq.journal.loading import open_all
-from kestrelmq.journal.names import master_of_delayed
-from kestrelmq.journal.records import item_add_time
 from kestrelmq.journal.replay import Replay, opened_xid
 from kestrelmq.spark.plan.noted_replay import MEMORY_LIMIT, replay_noted
 from kestrelmq.spark.plan.segments import ReplayState

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import CONTINUE
+from kestrelmq.format.records import CONTINUE
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.scanning import Chunk, FileView, record_run

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kestrelmq.format.notes import NOTE_MARK
+from kestrelmq.format.records import CONFIRM_REMOVE, SAVE_XID
 from kestrelmq.journal.loading import fold
-from kestrelmq.journal.notes import NOTE_MARK
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import CONFIRM_REMOVE, SAVE_XID
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
 from kestrelmq.journal.reservations import DONE
 from kestrelmq.journal.walk import WINDOW, Walk, find_records

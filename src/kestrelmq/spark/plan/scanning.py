@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADD,
     ADD_XID,
     ADDX,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kestrelmq.journal.records import MIN_XID
+from kestrelmq.format.records import MIN_XID
 
 
 def reference_of(xid: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kestrelmq.errors import ConfigError, JournalError
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     TEMPORARY_MARK,
     QueueFiles,
     group_files,

@@ -19,7 +19,7 @@ import numpy as np
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.records import YEAR_2000
+from kestrelmq.format.records import YEAR_2000
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.opening import ENDS, open_view, packed_away
 from kestrelmq.spark.plan.positions import (

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.journal.records import ADD_XID, REMOVE
+from kestrelmq.format.records import ADD_XID, REMOVE
 from kestrelmq.journal.replay import CounterXids, apply
 from kestrelmq.spark.plan.segments import (
     SAME_XIDS,

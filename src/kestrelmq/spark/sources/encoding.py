@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError, InvalidQueueName
-from kestrelmq.journal.names import delayed_name
-from kestrelmq.journal.records import ADDX, ADDX_HEADER, NO_EXPIRY, REMOVE_TENTATIVE_RECORD
+from kestrelmq.format.names import delayed_name
+from kestrelmq.format.records import ADDX, ADDX_HEADER, NO_EXPIRY, REMOVE_TENTATIVE_RECORD
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.sources import written_columns
 

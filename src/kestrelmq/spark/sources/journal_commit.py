@@ -18,9 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.files import Directory
-from kestrelmq.journal.loading import clean_up
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     QueueFiles,
     QueuePathFiles,
     delayed_name,
@@ -30,6 +28,8 @@ from kestrelmq.journal.names import (
     pack_name,
     rotated_name,
 )
+from kestrelmq.journal.files import Directory
+from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.plan.opening import map_last
 from kestrelmq.spark.plan.scanning import FileView

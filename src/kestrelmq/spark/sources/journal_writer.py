@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import JournalError, QueuePathLocked
+from kestrelmq.format.names import group_files
 from kestrelmq.journal import write_directories
 from kestrelmq.journal.files import (
     DiskDirectory,
@@ -31,7 +32,6 @@ from kestrelmq.journal.files import (
     make_queue_path,
     open_stream,
 )
-from kestrelmq.journal.names import group_files
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode

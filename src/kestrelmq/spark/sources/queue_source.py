@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.journal.records import item_add_time, item_data, item_expiry
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.delayed_items import (
     DelayedJournal,

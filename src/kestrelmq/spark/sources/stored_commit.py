@@ -32,7 +32,7 @@ from typing import Final
 import pyarrow as pa
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     QueueFiles,
     QueuePathFiles,
     group_files,
@@ -41,7 +41,7 @@ from kestrelmq.journal.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.records import REMOVE_RECORD, confirm_removes, save_xid
+from kestrelmq.format.records import REMOVE_RECORD, confirm_removes, save_xid
 from kestrelmq.spark.plan.noted_replay import MEMORY_LIMIT, replay_noted
 from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files

@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.journal.records import item_data, item_deliveries
+from kestrelmq.format.records import item_data, item_deliveries
 from kestrelmq.protocol.reserving import ExtendOwner, Release, Reserve
 from kestrelmq.server.requests.reserving import AwaitedRequest
 from tests.support.crashing_directory import CrashingDirectory

@@ -9,7 +9,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import RESERVED_MEMORY
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.journal.records import item_add_time, item_data, item_deliveries, item_expiry
+from kestrelmq.format.records import item_add_time, item_data, item_deliveries, item_expiry
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues

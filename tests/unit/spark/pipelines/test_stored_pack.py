@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.notes import joining
-from kestrelmq.journal.records import (
+from kestrelmq.format.notes import joining
+from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
     AddX,
     Remove,

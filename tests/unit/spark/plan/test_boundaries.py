@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
     Add,
@@ -18,7 +18,7 @@ from kestrelmq.journal.records import (
     item,
     save_xid,
 )
-from kestrelmq.journal.scanning import scan
+from kestrelmq.format.scanning import scan
 from kestrelmq.spark.plan.boundaries import boundaries
 
 YEAR_2020 = 1_577_836_800_000

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     AddX,
     Continue,
     Record,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     Add,
     AddX,
     ConfirmRemove,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.records import AddX, ConfirmRemove, RemoveTentative, encode
+from kestrelmq.format.records import AddX, ConfirmRemove, RemoveTentative, encode
 from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
 from kestrelmq.spark.plan.read_plans import (
     ReplayedQueue,

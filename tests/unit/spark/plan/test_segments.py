@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     Add,
     AddX,
     AddXid,
@@ -24,8 +24,8 @@ from kestrelmq.journal.records import (
     added_item,
     encode,
 )
+from kestrelmq.format.scanning import scan
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.scanning import scan
 from kestrelmq.spark.plan.scanning import FileView, record_run
 from kestrelmq.spark.plan.segments import (
     EMPTY_START,

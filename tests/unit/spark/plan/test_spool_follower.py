@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     AddX,
     AddXid,
     Continue,

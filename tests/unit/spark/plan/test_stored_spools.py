@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import ConfigError, JournalError, StorageError
-from kestrelmq.journal.records import AddX, encode
+from kestrelmq.format.records import AddX, encode
 from kestrelmq.spark.plan import delayed_items, read_plans
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import ENDS, open_copy, open_view

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from kestrelmq.errors import InvalidQueueName
-from kestrelmq.journal.records import REMOVE_TENTATIVE_RECORD, item
+from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, item
 from kestrelmq.spark.sources.encoding import encode
 
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.records import item_data
-from kestrelmq.journal.scanning import scan
+from kestrelmq.format.records import item_data
+from kestrelmq.format.scanning import scan
 from kestrelmq.spark.sources import journal_parts
 from kestrelmq.spark.sources.encoding import encode
 from kestrelmq.spark.sources.journal_parts import JournalPart, PartWriter, in_order, merge_parts

@@ -13,16 +13,9 @@ import pytest
 from pyarrow import fs
 
 from kestrelmq.errors import JournalError, QueuePathLocked
+from kestrelmq.format.notes import deliveries_note
+from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, StateDump, encode
 from kestrelmq.journal import write_directories
-from kestrelmq.journal.notes import deliveries_note
-from kestrelmq.journal.records import (
-    AddX,
-    Record,
-    Remove,
-    RemoveTentative,
-    StateDump,
-    encode,
-)
 from kestrelmq.journal.write_directories import WRITE_MARK, WriteOwner
 from kestrelmq.spark import storage
 from kestrelmq.spark.sources import stored_writes

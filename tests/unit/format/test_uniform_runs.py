@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.journal.notes import deliveries_note
+from kestrelmq.format.notes import deliveries_note
+from kestrelmq.format.records import REMOVE_RECORD, Add, encode, item, item_deliveries
+from kestrelmq.format.scanning import added_run, uniform_run
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import REMOVE_RECORD, Add, encode, item, item_deliveries
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.scanning import added_run, uniform_run
 
 pytestmark = pytest.mark.compiled
 

@@ -13,8 +13,8 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2101, Buffer
-from kestrelmq.journal.scanning import record_length
+from kestrelmq.format.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2101, Buffer
+from kestrelmq.format.scanning import record_length
 
 _HEADER: Final = Struct("<iqq")
 _TIME: Final = Struct("<q")

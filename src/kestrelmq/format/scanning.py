@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     ADD,
     ADD_HEADER,
     ADD_XID,

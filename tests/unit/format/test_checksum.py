@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from kestrelmq.journal.checksum import crc32
+from kestrelmq.format.checksum import crc32
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 64, 1045, 70_000])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     AddX,
     AddXid,
     ConfirmRemove,
@@ -12,7 +12,7 @@ from kestrelmq.journal.records import (
     SaveXid,
     encode,
 )
-from kestrelmq.journal.salvage import next_record
+from kestrelmq.format.salvage import next_record
 from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled

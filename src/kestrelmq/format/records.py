@@ -29,7 +29,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.clock import Pause
-from kestrelmq.journal.annotated import AnnotatedItem
+from kestrelmq.format.delivered_item import AnnotatedItem
 
 ADD: Final = 0
 REMOVE: Final = 1

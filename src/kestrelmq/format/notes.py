@@ -20,14 +20,8 @@ from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
-from kestrelmq.journal.checksum import crc32
-from kestrelmq.journal.records import (
-    item_deliveries,
-    item_letter,
-    save_xid,
-    save_xids,
-    unremove,
-)
+from kestrelmq.format.checksum import crc32
+from kestrelmq.format.records import item_deliveries, item_letter, save_xid, save_xids, unremove
 
 DELIVERIES: Final = 1
 """Kind: u32, how often the item that the next record adds was handed out before."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.notes import (
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.notes import (
     DEAD,
     DELIVERIES,
     MAX_WHY,
@@ -24,8 +24,7 @@ from kestrelmq.journal.notes import (
     noted_deliveries,
     noted_letter,
 )
-from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.records import (
+from kestrelmq.format.records import (
     MAX_XID,
     MIN_XID,
     SAVE_XID,
@@ -35,6 +34,7 @@ from kestrelmq.journal.records import (
     record_xid,
     save_xid,
 )
+from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
 from tests.support.journal_bytes import journal
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrelmq.journal.names import (
+from kestrelmq.format.names import (
     JournalName,
     QueueFiles,
     group_files,

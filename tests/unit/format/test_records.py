@@ -6,8 +6,8 @@ from dataclasses import fields
 import pytest
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.journal.annotated import AnnotatedItem
-from kestrelmq.journal.records import (
+from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.records import (
     MAX_XID,
     MIN_XID,
     Add,
@@ -38,7 +38,7 @@ from kestrelmq.journal.records import (
     save_xid,
     unremove,
 )
-from kestrelmq.journal.scanning import data_size, decode, decode_whole, scan
+from kestrelmq.format.scanning import data_size, decode, decode_whole, scan
 
 pytestmark = pytest.mark.compiled
 

@@ -1,0 +1,1 @@
+"""The bytes of journals: records, notes and file names. No I/O."""
