@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import file_size
+from kestrelmq.disk.opening import file_size
 from tests.crash.test_kill import Wire, drain
 from tests.support import wire as wires
 from tests.support.limits import largest_file

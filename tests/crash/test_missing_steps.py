@@ -36,9 +36,7 @@ LOADING = "loading does what is left of it, and the queue is the same before and
 TEMPORARY = "a temporary that stays means nothing, and the next start removes it"
 OTHER = "the two are about different files, one of them a temporary"
 FOLLOWER = "for whoever follows a file by its length; the queue is the same"
-DISK = (
-    "what a directory on disk does; tests/unit/journal/test_disk_syncs.py watches the system calls"
-)
+DISK = "what a directory on disk does; tests/unit/disk/test_disk_syncs.py watches the system calls"
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
     "journal/replacement.py Replacement.clear: self._directory.sync()": LOADING,
@@ -51,7 +49,7 @@ UNSEEN = {
     "journal/exchange.py import_rows: directory.remove(name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
-    "journal/files.py write_file: directory.remove(name)": TEMPORARY,
+    "disk/directories.py write_file: directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.discard_file: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
@@ -62,14 +60,14 @@ UNSEEN = {
     "spark/pipelines/archive.py _check_same_queues: rename_durably(unfinished, staging)": TASKS,
 }
 UNSEEN_IN = {
-    "journal/files.py Disk": DISK,
-    "journal/files.py make_directory": DISK,
-    "journal/files.py rename_durably": DISK,
-    "journal/files.py replacing": "what it writes is no part of a queue",
-    "journal/files.py sync_path": DISK,
+    "disk/directories.py Disk": DISK,
+    "disk/renaming.py make_directory": DISK,
+    "disk/renaming.py rename_durably": DISK,
+    "disk/renaming.py replacing": "what it writes is no part of a queue",
+    "disk/renaming.py sync_path": DISK,
     "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
-    "journal/write_directories.py remove": "it goes with all that is in it, and is not read",
+    "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/live/dead_letters.py": TASKS,
     "spark/sources/journal_parts.py": TASKS,
     "spark/live/staging.py": TASKS,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
@@ -17,7 +18,6 @@ from kestrelmq.format.records import (
     RemoveTentative,
     RemoveTentativeXid,
 )
-from kestrelmq.journal.files import QueuePathLock
 from tests.support.commands import run_command, run_without_room
 from tests.support.journal_bytes import journal
 from tests.support.limits import largest_file

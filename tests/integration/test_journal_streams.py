@@ -13,10 +13,10 @@ import pytest
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import AddX, encode
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.spark.plan.spool_follower import JournalDataLost
 from tests.spark.spools import NOW, adds, write

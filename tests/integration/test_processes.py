@@ -13,7 +13,7 @@ import pytest
 
 from kestrelmq import Client
 from kestrelmq.cli.main import main
-from kestrelmq.journal.files import QueuePathLock, is_locked
+from kestrelmq.disk.locks import QueuePathLock, is_locked
 from tests.support.patience import PATIENCE, until
 
 FLAGS = ("--memcache-port", "0", "--admin-port", "none", "--text-port", "none")

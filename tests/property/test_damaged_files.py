@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.records import (
@@ -33,7 +34,6 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.dump import entries
 from kestrelmq.journal.exchange import rows
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.repair import repair

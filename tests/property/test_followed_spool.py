@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kestrelmq.clock import no_pause
+from kestrelmq.disk.directories import DiskDirectory, UnnamedFiles
 from kestrelmq.format.names import newest_timestamp
 from kestrelmq.format.records import item
-from kestrelmq.journal.files import DiskDirectory, UnnamedFiles
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.journal.writer import FileJournal

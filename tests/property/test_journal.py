@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.names import group_files
@@ -29,7 +30,6 @@ from kestrelmq.format.records import (
     item_data,
 )
 from kestrelmq.format.scanning import decode, scan
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay

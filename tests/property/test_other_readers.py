@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
@@ -38,7 +39,6 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.exchange import import_rows, rows
 from kestrelmq.journal.export_rows import ExportRow
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.reservations import ReserveTerms

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kestrelmq.clock import SystemClock
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import (
     Add,
@@ -27,7 +28,6 @@ from kestrelmq.format.records import (
     item_data,
     item_expiry,
 )
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.replay import Replay
 

@@ -12,9 +12,9 @@ from pyspark.sql import functions as f
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.config.model import ServerConfig
+from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.spark import register
 from kestrelmq.spark.reading import write_journals
 from tests.spark.processes import SparkProcess

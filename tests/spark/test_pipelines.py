@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.format.records import (
     AddX,
@@ -21,7 +22,6 @@ from kestrelmq.format.records import (
     Unremove,
     encode,
 )
-from kestrelmq.journal.files import QueuePathLock
 from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify

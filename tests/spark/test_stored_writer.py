@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.journal.write_directories import WriteOwner
+from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
 from kestrelmq.spark.sources import stored_writes

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskFile, FoundFile, link_new
+from kestrelmq.disk.directories import DiskFile
+from kestrelmq.disk.opening import FoundFile
+from kestrelmq.disk.renaming import link_new
 from tests.support.real_directory import RealDirectory, RealFile, SimulatedCrash
 
 

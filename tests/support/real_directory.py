@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile, ReadFile
+from kestrelmq.disk.directories import DiskDirectory, DiskFile
+from kestrelmq.disk.opening import FoundFile, ReadFile
 
 
 class SimulatedCrash(BaseException):

@@ -30,7 +30,8 @@ from types import FrameType
 from typing import Final, TypedDict
 
 import kestrelmq
-from kestrelmq.journal.files import DiskFile, FoundFile
+from kestrelmq.disk.directories import DiskFile
+from kestrelmq.disk.opening import FoundFile
 from tests.support.real_directory import RealDirectory, RealFile, SimulatedCrash
 
 _PACKAGE: Final = str(Path(kestrelmq.__file__).resolve().parent)

@@ -10,10 +10,10 @@ from typing import Final, Self
 
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
+from kestrelmq.disk.directories import Directory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.worker import ThreadWorker, Worker
-from kestrelmq.journal.files import Directory
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.server.connection import Connection, Session

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.records import item
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.library.blocking import PersistentQueue
 from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.spool import list_files

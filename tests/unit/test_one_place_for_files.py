@@ -1,4 +1,4 @@
-"""One module syncs, locks, renames and links: `kestrelmq.journal.files`."""
+"""One package syncs, locks, renames and links: `kestrelmq.disk`."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 import kestrelmq
 
 PACKAGE: Final = Path(kestrelmq.__file__).parent
-THE_PLACE: Final = "journal/files.py"
+THE_PLACE: Final = "disk"
 OF_MODULES: Final = {
     "os": {"fsync", "fdatasync", "sync", "rename", "renames", "replace", "link", "symlink"},
     "fcntl": {"flock", "lockf", "LOCK_EX", "LOCK_SH"},
@@ -23,7 +23,7 @@ NO_PATHS: Final = {"removal.replace(no_pause)"}
 
 
 def forbidden(source: str) -> Iterator[str]:
-    """Yield what only that module may do."""
+    """Yield what only that package may do."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module in OF_MODULES:
             names = {alias.name for alias in node.names}
@@ -43,13 +43,13 @@ def is_no_path(call: ast.Call) -> bool:
     return is_listed or any(keyword.arg != "target" for keyword in call.keywords)
 
 
-def test_no_other_module_does_any_of_it() -> None:
+def test_no_other_package_does_any_of_it() -> None:
     """So whoever reads that one has seen all of it."""
     found = {
         str(path.relative_to(PACKAGE)): list(forbidden(path.read_text()))
         for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE / THE_PLACE
     }
-    assert found.pop(THE_PLACE)
     assert {file: steps for file, steps in found.items() if steps} == {}
 
 

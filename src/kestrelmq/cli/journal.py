@@ -19,18 +19,13 @@ from kestrelmq.cli.terminal import (
     standard_output,
 )
 from kestrelmq.clock import SystemClock
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock, in_use, is_locked
+from kestrelmq.disk.renaming import make_queue_path, replacing
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.journal import dump as dumping
 from kestrelmq.journal import exchange, export_rows
 from kestrelmq.journal.exchange import import_rows
-from kestrelmq.journal.files import (
-    DiskDirectory,
-    QueuePathLock,
-    in_use,
-    is_locked,
-    make_queue_path,
-    replacing,
-)
 from kestrelmq.journal.pack import pack as pack_queue
 from kestrelmq.journal.repair import repair as repair_queue
 from kestrelmq.journal.selection import SelectedQueue, select, steady, unknown_files, whole_queues

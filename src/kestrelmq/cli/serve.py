@@ -18,8 +18,9 @@ import typer
 from kestrelmq.admin.service import AdminService
 from kestrelmq.cli.terminal import write_out
 from kestrelmq.config import ServerConfig, apply_overrides, default_in_toml, load_config
+from kestrelmq.disk.locks import QueuePathLock
+from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.errors import ConfigError, KestrelError
-from kestrelmq.journal.files import QueuePathLock, make_queue_path
 from kestrelmq.server.app import Announce, Server
 from kestrelmq.server.logs import reopen_log, set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of

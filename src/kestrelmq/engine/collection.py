@@ -15,6 +15,11 @@ from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
+from kestrelmq.disk import write_directories
+from kestrelmq.disk.directories import Directory, DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock
+from kestrelmq.disk.opening import file_size, list_directory
+from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.engine.counters import RetiredCounts
 from kestrelmq.engine.deadline_watch import DeadlineWatch
 from kestrelmq.engine.deletion import Deletions
@@ -38,15 +43,6 @@ from kestrelmq.errors import (
 from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
 from kestrelmq.format.records import annotated, item
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import (
-    Directory,
-    DiskDirectory,
-    QueuePathLock,
-    file_size,
-    list_directory,
-    make_queue_path,
-)
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal

@@ -7,8 +7,9 @@ nothing is written, and requests get an error, until the same directory is back.
 
 from collections.abc import Collection
 
+from kestrelmq.disk.directories import Directory
+from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import Directory, QueuePathLock
 
 log = get_logger(__name__)
 

@@ -25,12 +25,12 @@ from pydantic import ValidationError
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.disk.directories import AppendFile, Directory, replace_file
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import InvalidDeclaration, JournalError
 from kestrelmq.format.names import DAMAGED, QUEUES_NAME, temporary_name
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import AppendFile, Directory, replace_file
 from kestrelmq.names import queue_name_error
 
 _HEAD: Final = b'{"kestrelmq": "queues", "version": 1}'

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from itertools import pairwise
 
+from kestrelmq.disk.opening import mapped
 from kestrelmq.format import notes
 from kestrelmq.format.notes import NoteReader
 from kestrelmq.format.records import (
@@ -27,7 +28,6 @@ from kestrelmq.format.records import (
 from kestrelmq.format.scanning import data_size, decode_whole, scan
 from kestrelmq.journal import producers, reservations
 from kestrelmq.journal.export_rows import data_fields
-from kestrelmq.journal.files import mapped
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.units import format_time

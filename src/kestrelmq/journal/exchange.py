@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kestrelmq.clock import Clock
+from kestrelmq.disk.directories import Directory, DiskDirectory, FileWriter
+from kestrelmq.disk.opening import mapped
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import (
     NEXT,
@@ -26,7 +28,6 @@ from kestrelmq.format.names import (
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.export_rows import ExportRow, checked_row, dead_letter_fields
-from kestrelmq.journal.files import Directory, DiskDirectory, FileWriter, mapped
 from kestrelmq.journal.loading import fold, recover, replay_delayed
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.selection import SelectedQueue, select

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
+from kestrelmq.disk.directories import Directory, write_file
+from kestrelmq.disk.opening import FoundFile, ReadFile
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import (
     QueueFiles,
@@ -41,7 +43,6 @@ from kestrelmq.format.records import (
     save_xid,
 )
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.files import Directory, FoundFile, ReadFile, write_file
 from kestrelmq.journal.producers import Producers
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader

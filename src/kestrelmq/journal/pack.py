@@ -16,6 +16,7 @@ is set aside first, as at a server's start.
 from dataclasses import dataclass
 
 from kestrelmq.clock import Clock, no_pause
+from kestrelmq.disk.directories import Directory, write_file
 from kestrelmq.format.names import (
     PACK,
     QueueFiles,
@@ -26,7 +27,6 @@ from kestrelmq.format.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.files import Directory, write_file
 from kestrelmq.journal.loading import clean_up, recover, replay_delayed
 from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.walk import WalkEnd

@@ -10,6 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from kestrelmq.disk.opening import open_regular
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.notes import NoteReader, noted_deliveries, noted_letter
@@ -27,7 +28,6 @@ from kestrelmq.format.records import (
     record_xid,
 )
 from kestrelmq.format.scanning import MIN_RUN, record_length, scan, uniform_run
-from kestrelmq.journal.files import open_regular
 from kestrelmq.journal.walk import CUT_SHORT, FILE_FOLLOWS
 
 CHUNK: Final = 16 << 10

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kestrelmq.clock import Clock
+from kestrelmq.disk.directories import Directory, write_file
+from kestrelmq.disk.opening import mapped
 from kestrelmq.format.names import PACK, temporary_name
 from kestrelmq.format.salvage import LostRange
-from kestrelmq.journal.files import Directory, mapped, write_file
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.verify import Progress, VerifyReport, verify
 

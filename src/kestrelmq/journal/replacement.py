@@ -40,6 +40,7 @@ from threading import Lock
 from typing import Final, Protocol
 
 from kestrelmq.clock import Pause
+from kestrelmq.disk.directories import Directory
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.format.notes import counted, item_note, joined_notes
@@ -55,7 +56,6 @@ from kestrelmq.format.records import (
     save_xid,
     xid_before,
 )
-from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kestrelmq.disk.opening import file_names
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed, parse_name
-from kestrelmq.journal.files import file_names
 from kestrelmq.journal.loading import TOOL_MEMORY
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay

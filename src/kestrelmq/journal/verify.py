@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.disk.opening import mapped
 from kestrelmq.format.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
 from kestrelmq.format.salvage import LostRange
-from kestrelmq.journal.files import mapped
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW, EndKind, RecordBatch, Walk, find_records

@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
+from kestrelmq.disk.opening import data_after, forget
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.records import (
     ADD_HEADER,
@@ -39,7 +40,6 @@ from kestrelmq.format.scanning import (
     scan,
     uniform_run,
 )
-from kestrelmq.journal.files import data_after, forget
 
 WINDOW: Final = 1 << 20
 """Bytes that are scanned at a time."""

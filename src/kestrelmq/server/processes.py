@@ -19,9 +19,9 @@ from typing import Final, Self
 
 from kestrelmq.config import LISTEN_PATHS, LISTEN_PORTS, ServerConfig
 from kestrelmq.config.values import MAX_SOCKET_PATH
+from kestrelmq.disk.opening import file_names
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.format.names import group_files
-from kestrelmq.journal.files import file_names
 
 PORT_STEP: Final = 10
 """The difference between the ports of one server and the next.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from kestrelmq.config import ServerConfig
+from kestrelmq.disk.locks import lock_directory
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.files import lock_directory
 
 UNIX: Final = "unix"
 """The host in the name of a client on a Unix socket, which is `unix:PID`."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kestrelmq.clock import Clock
+from kestrelmq.disk.directories import DiskDirectory, replace_file
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.files import DiskDirectory, replace_file
 
 _log: Final = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.records import REMOVE_RECORD, item
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from tests.support.fake_clock import FakeClock
 

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.clock import SystemClock, no_pause
 from kestrelmq.config import ServerConfig
+from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.engine.delayed import SLICE_ITEMS
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import queue_texts
@@ -17,7 +18,6 @@ from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.exchange import import_rows, rows
 from kestrelmq.journal.export_rows import from_json, to_json
-from kestrelmq.journal.files import Directory, DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.journal.selection import select

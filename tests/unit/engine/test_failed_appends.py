@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import Directory
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_data
-from kestrelmq.journal.files import Directory
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

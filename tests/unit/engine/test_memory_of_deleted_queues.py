@@ -5,6 +5,7 @@ from typing import Final
 
 import pytest
 
+from kestrelmq.disk.directories import DiskFile
 from kestrelmq.engine.backlog import Backlog, ReadBehind
 from kestrelmq.engine.changes import Changes
 from kestrelmq.engine.delayed import DelayedItems
@@ -12,7 +13,6 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.reservations import Reservations
 from kestrelmq.engine.upkeep import Upkeep
-from kestrelmq.journal.files import DiskFile
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from tests.support.local_queues import LocalQueues, queue_settings

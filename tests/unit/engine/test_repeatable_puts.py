@@ -6,13 +6,13 @@ import pytest
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
 from kestrelmq.journal.selection import select

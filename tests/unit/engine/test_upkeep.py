@@ -15,6 +15,7 @@ from typing import NoReturn
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, State, Waiting
@@ -22,7 +23,6 @@ from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
 from kestrelmq.format.records import ADDX_HEADER, item, item_data
 from kestrelmq.format.scanning import decode
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import JournalError
 from kestrelmq.format.notes import joining
 from kestrelmq.format.records import (
@@ -20,7 +21,6 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
 from kestrelmq.journal.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.selection import select
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.descriptors import open_below

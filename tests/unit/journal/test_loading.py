@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.errors import DamagedJournal, QueuePathLocked
 from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.records import (
@@ -26,7 +28,6 @@ from kestrelmq.format.records import (
     encode,
     item_data,
 )
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock
 from kestrelmq.journal.loading import load_queue, remove_left_over
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq import PersistentQueue
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.dump import describe, entries
 from kestrelmq.journal.exchange import rows
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.read_table import ReadTable

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.names import group_files
 from kestrelmq.format.notes import joining
@@ -21,7 +22,6 @@ from kestrelmq.format.records import (
     item_data,
     item_deliveries,
 )
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import replay_delayed, replay_whole
 from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.records import item, item_data
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.repair import repair
 from kestrelmq.journal.selection import select
 from tests.support.fake_clock import FakeClock

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import item
 from kestrelmq.journal.dump import entries
 from kestrelmq.journal.exchange import rows
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import Pace, load_queue
 from kestrelmq.journal.selection import select
 from kestrelmq.journal.verify import verify

@@ -7,12 +7,12 @@ import pytest
 
 from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import AddX, Continue, Remove, StateDump, encode, item, item_data
 from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.export_rows import ExportRow
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.loading import load_queue
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.opening import mapped
 from kestrelmq.format.records import AddX, Continue, RemoveTentative, RemoveTentativeXid, encode
-from kestrelmq.journal.files import mapped
 from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
 from tests.support.journal_bytes import journal
 

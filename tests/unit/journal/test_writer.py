@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
-from kestrelmq.journal.files import DiskDirectory, DiskFile, UnnamedFiles
+from kestrelmq.disk.directories import DiskDirectory, DiskFile, UnnamedFiles
 from kestrelmq.journal.writer import FileJournal
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below

@@ -12,8 +12,9 @@ import pytest
 
 from kestrelmq import server
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import AppendFile, Directory, DiskDirectory
+from kestrelmq.disk.opening import FoundFile
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
-from kestrelmq.journal.files import AppendFile, Directory, DiskDirectory, FoundFile
 from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning

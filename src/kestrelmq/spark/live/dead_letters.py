@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.disk.renaming import make_directory, rename_durably, sync_path
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.files import make_directory, rename_durably, sync_path
 from kestrelmq.spark.storage import Location
 
 _SCHEMA: Final = pa.schema(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.journal.files import FileLock
+from kestrelmq.disk.locks import FileLock
 from kestrelmq.spark.live.batch_plan import BatchPlan
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.shares import PartitionShare

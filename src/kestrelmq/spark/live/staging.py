@@ -55,16 +55,11 @@ import pyarrow as pa
 from kestrelmq.client.commands import ReservedRead
 from kestrelmq.client.plans import batch_ranges
 from kestrelmq.clock import Clock
+from kestrelmq.disk.directories import DiskDirectory, replace_file
+from kestrelmq.disk.locks import FileLock
+from kestrelmq.disk.renaming import link_new, make_directory, sync_path
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 from kestrelmq.format.names import TEMPORARY_MARK
-from kestrelmq.journal.files import (
-    DiskDirectory,
-    FileLock,
-    link_new,
-    make_directory,
-    replace_file,
-    sync_path,
-)
 from kestrelmq.spark.live.refusals import QueueCannotBeRead, is_refusal
 from kestrelmq.spark.live.shares import PartitionShare, QueueRun, ShareProgress
 

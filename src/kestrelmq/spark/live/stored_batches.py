@@ -58,8 +58,8 @@ from uuid import uuid4
 import pyarrow as pa
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.disk.locks import FileLock
 from kestrelmq.errors import ClientError, ConfigError, KestrelError, ServerRefused
-from kestrelmq.journal.files import FileLock
 from kestrelmq.spark.live.batch_plan import BatchPlan
 from kestrelmq.spark.live.file_batches import SETTLE_PAUSE
 from kestrelmq.spark.live.refusals import QueueCannotBeRead

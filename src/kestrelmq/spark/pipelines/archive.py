@@ -37,8 +37,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DateType, StructField, StructType
 
+from kestrelmq.disk.renaming import make_directory, rename_durably
 from kestrelmq.errors import ConfigError
-from kestrelmq.journal.files import make_directory, rename_durably
 from kestrelmq.names import master_of, queue_name_error
 from kestrelmq.spark.live.options import (
     DEFAULT_BYTES,

@@ -21,15 +21,17 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.disk import write_directories
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock
+from kestrelmq.disk.opening import mapped, open_stream
+from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import delayed_name
-from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock, mapped, open_stream
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.pack import write_packed
 from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd
-from kestrelmq.journal.write_directories import WriteOwner
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool
 from kestrelmq.spark.plan.trees import JournalPath

@@ -1,7 +1,7 @@
 """Find where records begin, as arrays.
 
 numpy finds a run of records of the same opcode and length all at once, at the speed of memory.
-All other records go through the one scanner, `journal.scanning.scan`, a window at a time, so that
+All other records go through the one scanner, `format.scanning.scan`, a window at a time, so that
 a run that follows them is found too.
 """
 
@@ -30,7 +30,7 @@ def boundaries(
 ) -> int:
     """Append to `starts`, as arrays, where each whole record in `buffer[position:end]` begins.
 
-    The other arguments, the result and the errors are those of `journal.scanning.scan`.
+    The other arguments, the result and the errors are those of `format.scanning.scan`.
     """
     window = _FIRST_WINDOW
     while position < end:

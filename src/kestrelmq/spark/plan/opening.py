@@ -22,10 +22,10 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from kestrelmq.disk.opening import open_stream
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
 from kestrelmq.format.records import Buffer
-from kestrelmq.journal.files import open_stream
 from kestrelmq.spark.plan.scanning import FileView
 from kestrelmq.spark.plan.spool import SpoolFile
 from kestrelmq.spark.storage import Location

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
+from kestrelmq.disk.directories import Directory
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.names import (
     QueueFiles,
@@ -28,7 +29,6 @@ from kestrelmq.format.names import (
     pack_name,
     rotated_name,
 )
-from kestrelmq.journal.files import Directory
 from kestrelmq.journal.loading import clean_up
 from kestrelmq.journal.pack import take_place
 from kestrelmq.spark.plan.opening import map_last

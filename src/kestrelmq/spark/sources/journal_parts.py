@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kestrelmq.disk.opening import open_stream
+from kestrelmq.disk.renaming import sync_path
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.files import open_stream, sync_path
 from kestrelmq.spark.sources.encoding import EncodedRows
 
 _INDEX: Final = np.dtype([("sequence", "<i8"), ("length", "<i8")])

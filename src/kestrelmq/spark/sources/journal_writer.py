@@ -4,7 +4,7 @@ Tasks write parts to a directory that servers ignore; when all parts are written
 them to journal files (`journal_commit`), or in a store has them copied (`stored_commit`). A failed
 job removes its parts. A task that is run again writes its own parts, and only those of the attempt
 that Spark accepted are used. The next write or server start removes the parts of a killed driver:
-see `journal.write_directories`, and `stored_writes` for stores. The driver and every executor must
+see `disk.write_directories`, and `stored_writes` for stores. The driver and every executor must
 see the queue path, and no server may run on it.
 """
 
@@ -21,17 +21,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from kestrelmq.clock import SystemClock
+from kestrelmq.disk import write_directories
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock, in_use, is_locked
+from kestrelmq.disk.opening import open_stream
+from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.format.names import group_files
-from kestrelmq.journal import write_directories
-from kestrelmq.journal.files import (
-    DiskDirectory,
-    QueuePathLock,
-    in_use,
-    is_locked,
-    make_queue_path,
-    open_stream,
-)
 from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode

@@ -4,7 +4,7 @@
     ~~write-OWNER/committing    while it changes queues
     ~~write-OWNER/...           its parts
 
-The directories have the names that `journal.write_directories` gives, so the same rule says which
+The directories have the names that `disk.write_directories` gives, so the same rule says which
 of them are abandoned, and a server that gets a copy of the queue path removes them. One with files,
 but without `begun`, is abandoned, too: a task that ended late has put them there.
 
@@ -29,9 +29,8 @@ from threading import Event, Thread
 from typing import Final
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.errors import JournalError, QueuePathLocked, StorageError
-from kestrelmq.journal.files import open_stream
-from kestrelmq.journal.write_directories import (
+from kestrelmq.disk.opening import open_stream
+from kestrelmq.disk.write_directories import (
     WRITE_MARK,
     WriteOwner,
     may_go_on,
@@ -39,6 +38,7 @@ from kestrelmq.journal.write_directories import (
     owner_in,
     process_above,
 )
+from kestrelmq.errors import JournalError, QueuePathLocked, StorageError
 from kestrelmq.spark.storage import Location, StoredFile
 
 _BEGUN: Final = "begun"

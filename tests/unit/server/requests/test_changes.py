@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.records import YEAR_2101
-from kestrelmq.journal.files import DiskDirectory
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.requests import changes

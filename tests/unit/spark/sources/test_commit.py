@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import DiskDirectory, DiskFile
+from kestrelmq.disk.opening import FoundFile
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import AddX, Record, Remove, encode
-from kestrelmq.journal.files import DiskDirectory, DiskFile, FoundFile
 from kestrelmq.spark.sources.journal_commit import JournalCommit
 from kestrelmq.spark.sources.journal_parts import JournalPart
 from tests.spark.spools import NOW, adds, load, write

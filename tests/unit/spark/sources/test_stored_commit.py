@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
+from kestrelmq.disk import write_directories
+from kestrelmq.disk.write_directories import WRITE_MARK, WriteOwner
 from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.format.notes import deliveries_note
 from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, StateDump, encode
-from kestrelmq.journal import write_directories
-from kestrelmq.journal.write_directories import WRITE_MARK, WriteOwner
 from kestrelmq.spark import storage
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.journal_parts import JournalPart

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.locks import QueuePathLock
+from kestrelmq.disk.write_directories import WRITE_MARK, remove_all
 from kestrelmq.errors import JournalError, QueuePathLocked
-from kestrelmq.journal.files import DiskDirectory, QueuePathLock
-from kestrelmq.journal.write_directories import WRITE_MARK, remove_all
 from kestrelmq.spark.sources.encoding import encode
 from kestrelmq.spark.sources.journal_parts import PartWriter
 from kestrelmq.spark.sources.journal_writer import JournalWriter, PartsWritten

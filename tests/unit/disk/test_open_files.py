@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.opening import mapped
 from kestrelmq.format.names import QueueFiles
 from kestrelmq.format.records import REMOVE_RECORD, item
-from kestrelmq.journal.files import DiskDirectory, mapped
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.writer import FileJournal
 from tests.support.descriptors import open_below

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import file_size, list_directory
+from kestrelmq.disk.opening import file_size, list_directory
 
 pytestmark = pytest.mark.compiled
 

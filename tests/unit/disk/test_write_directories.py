@@ -12,8 +12,7 @@ import pytest
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.config.model import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.write_directories import (
+from kestrelmq.disk.write_directories import (
     WriteOwner,
     create,
     process_above,
@@ -21,6 +20,7 @@ from kestrelmq.journal.write_directories import (
     remove_abandoned,
     remove_all,
 )
+from kestrelmq.engine.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

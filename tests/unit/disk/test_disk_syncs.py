@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.journal.files import (
-    DiskDirectory,
-    link_new,
-    make_directory,
-    rename_durably,
-    sync_path,
-)
+from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.renaming import link_new, make_directory, rename_durably, sync_path
 
 pytestmark = pytest.mark.compiled
 

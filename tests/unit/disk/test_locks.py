@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kestrelmq.disk.locks import FileLock, QueuePathLock, is_locked, lock_directory
 from kestrelmq.errors import QueuePathLocked
-from kestrelmq.journal.files import FileLock, QueuePathLock, is_locked, lock_directory
 from tests.support.descriptors import open_below, times_open
 
 pytestmark = pytest.mark.compiled

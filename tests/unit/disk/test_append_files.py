@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
-from kestrelmq.journal.files import DiskDirectory, UnnamedFiles, forget, mapped, write_file
+from kestrelmq.disk.directories import DiskDirectory, UnnamedFiles, write_file
+from kestrelmq.disk.opening import forget, mapped
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.limits import largest_file

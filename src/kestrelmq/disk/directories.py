@@ -1,4 +1,4 @@
-"""Every fsync, lock and rename of the project, and the queue path as the journal sees it.
+"""The queue path, and the files in it that are written: appended to, or once as a whole.
 
 Every durable change of a queue path goes through a `Directory`, so that a test can intercept it.
 Rules:
@@ -8,575 +8,40 @@ Rules:
   follows it by its length may have read the bytes that were cut, and must not find others there.
 - To replace a file: write a temporary, sync it, rename it, sync the directory.
 - `crash_point` names the steps in between; crash tests stop there.
-- Only regular files are opened, and never through a symbolic link, which could lead anywhere. So
-  the server never waits for a pipe or writes to a device.
 - If another directory takes the queue path's place, nothing is done in it. If another file takes
   the place of one that is being written, nothing is done to it.
-
-The order of this module: opening files; syncing, renaming and linking by path; writing whole files;
-reading by maps; locks; the queue path and the files in it that are appended to.
 """
 
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
 import resource
-import shutil
-import stat
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, Self
+from typing import Final, Protocol, Self
 
-from kestrelmq.errors import QueuePathLocked
-from kestrelmq.format.names import LOCK_NAME, TEMPORARY_MARK
-from kestrelmq.format.records import Buffer
+from kestrelmq.disk.opening import (
+    NOT_FOUND,
+    FoundFile,
+    ReadFile,
+    file_names,
+    mapped,
+    open_with_status,
+    read_opened,
+)
+from kestrelmq.format.names import TEMPORARY_MARK
 
 MAX_OPEN: Final = 1024
 """Most append files that keep a descriptor; the journals of other queues open theirs when needed.
 
 The limit is never more than half of the process's descriptors: clients and readers need some too.
 """
-_SAFE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _APPEND_FLAGS: Final = os.O_WRONLY | os.O_APPEND
-_FILE_MODE: Final = 0o640
-_QUEUE_PATH_MODE: Final = 0o750
 _PIECE: Final = 1 << 20
-_SHORT: Final = 16 << 10
-"""Most bytes of a file that is read and not mapped."""
-_NANOSECONDS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
-_MAX_NOTE: Final = 200
-"""Most bytes to read of a lock file's note about its holder."""
-_LOCK_PAUSE: Final = 0.01
-"""Seconds between two attempts to lock a directory."""
 _CHANGED: Final = "the file was changed by another program"
 _REPLACED: Final = "the file was replaced by another program"
-
-# --- opening files ---
-
-
-def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
-    """Open a regular file. Can serve as the `opener` of Python's `open`.
-
-    Args:
-        path: the file.
-        flags: as for `os.open`. A new file is readable by its owner and group only.
-        dir_fd: descriptor of the directory to which `path` is relative.
-
-    Raises:
-        OSError: it is not a regular file, or cannot be opened.
-    """
-    return _open_regular(path, flags, dir_fd)[0]
-
-
-def _open_regular(
-    path: str | Path, flags: int, dir_fd: int | None = None
-) -> tuple[int, os.stat_result]:
-    """Do what `open_regular` does; return the descriptor, and the file's status."""
-    try:
-        descriptor = os.open(path, flags | _SAFE_FLAGS, _FILE_MODE, dir_fd=dir_fd)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        reason = "it is a symbolic link, which is not followed"
-        raise OSError(errno.ELOOP, reason, str(path)) from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor, status
-
-
-def open_stream(path: str | Path, mode: Literal["rb", "wb", "ab"], buffering: int = -1) -> BinaryIO:
-    """Open a regular file as Python's `open` does. Raises OSError."""
-    # `Path.open` has no opener.
-    return open(path, mode, buffering, opener=open_regular)
-
-
-class Listing(NamedTuple):
-    """What is in a directory.
-
-    Attributes:
-        files: the names of its files, links, pipes, devices and the like. A queue that has a pipe
-            is damaged, because that cannot be opened. Leaving it out would hide that some of the
-            queue may be missing.
-        directories: the names of its subdirectories.
-    """
-
-    files: list[str]
-    directories: list[str]
-
-
-def list_directory(path: str | Path) -> Listing:
-    """Return what is in a directory. Raises OSError."""
-    found = Listing([], [])
-    with os.scandir(path) as entries:
-        for entry in entries:
-            is_directory = entry.is_dir(follow_symlinks=False)
-            (found.directories if is_directory else found.files).append(entry.name)
-    return found
-
-
-def file_names(path: str | Path) -> list[str]:
-    """Return the names in a directory, without those of directories. Raises OSError."""
-    return list_directory(path).files
-
-
-def file_size(path: str) -> int:
-    """Return the bytes in a file; 0 without one: whoever opens it will report what is wrong."""
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0
-
-
-# --- syncing, renaming and linking by path ---
-
-
-def sync_path(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(path: Path, mode: int = 0o777) -> None:
-    """Create a directory and its missing parents; once this returns, a crash leaves them.
-
-    Raises OSError.
-    """
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(mode, exist_ok=True)
-        sync_path(path.parent)
-
-
-def make_queue_path(path: Path) -> None:
-    """Create a queue path and its missing parents, unless it exists. Raises OSError."""
-    make_directory(path, _QUEUE_PATH_MODE)
-
-
-def rename_durably(old: Path, new: Path) -> None:
-    """Rename within a directory; the new name is on disk when this returns. Raises OSError."""
-    old.rename(new)
-    sync_path(new.parent)
-
-
-def link_new(existing: Path, new: Path) -> bool:
-    """Give a file a second name; return False if the name is taken already.
-
-    The name is on disk once the directory is synced. Raises OSError.
-    """
-    try:
-        os.link(existing, new)
-    except FileExistsError:
-        return False
-    return True
-
-
-# --- writing whole files ---
-
-
-class FileWriter:
-    """Writes a new file, about 1 MiB at a time.
-
-    Attributes:
-        name: its name.
-        size: bytes in it, including those that are still to be written.
-    """
-
-    def __init__(self, directory: "Directory", name: str, *, one_of_many: bool = False) -> None:
-        """Create the file, or truncate it if it exists. Raises OSError.
-
-        If it is `one_of_many` that one thread writes at once, some of them have no descriptor.
-        """
-        self.name = name
-        self.size = 0
-        self._path = directory.path / name
-        self._file = directory.create(name)
-        if one_of_many:
-            self._file.close()
-            self._file = directory.append_to(name)
-        self._pieces: list[bytes] = []
-
-    def add(self, piece: bytes) -> None:
-        """Append to the file. Raises OSError."""
-        self._pieces.append(piece)
-        self.size += len(piece)
-        if self.size - self._file.size >= _PIECE:
-            self._flush()
-
-    def _flush(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        with self._named_errors():
-            self._file.append(b"".join(pieces))
-
-    def sync(self) -> None:
-        """Write what is left, and force the file to disk. Raises OSError."""
-        self._flush()
-        with self._named_errors():
-            self._file.sync()
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Let an error say which file it is about: the system knows only its descriptor."""
-        try:
-            yield
-        except OSError as error:
-            if error.filename is None:
-                error.filename = str(self._path)
-            raise
-
-    def close(self) -> None:
-        """Release the file."""
-        self._file.close()
-
-
-def write_file(directory: "Directory", name: str, pieces: Iterable[bytes]) -> int:
-    """Write a file and force it to disk; return its size.
-
-    Raises:
-        OSError: the file could not be written, and was removed.
-    """
-    writer = FileWriter(directory, name)
-    try:
-        for piece in pieces:
-            writer.add(piece)
-        writer.sync()
-    except BaseException:
-        with contextlib.suppress(OSError):
-            directory.remove(name)
-        raise
-    finally:
-        writer.close()
-    return writer.size
-
-
-def replace_file(directory: "Directory", name: str, content: bytes) -> None:
-    """Replace the content of `name`; a crash leaves the old content or the new. Raises OSError."""
-    temporary = f"{name}{TEMPORARY_MARK}new"
-    write_file(directory, temporary, (content,))
-    directory.rename(temporary, name)
-    directory.sync()
-
-
-# --- reading by maps ---
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write what is to be at `path`, which takes its place once it is whole.
-
-    If that fails, `path` is as it was. What is no file, such as a pipe or /dev/stdout, is written
-    itself.
-
-    Raises OSError, which names `path` and no temporary file.
-    """
-    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
-        yield path
-        return
-    target = path.resolve()
-    part = target.with_name(f".kestrelmq-{os.getpid()}.part")
-    try:
-        yield part
-        if target.exists():
-            shutil.copymode(target, part)
-        sync_path(part)
-        rename_durably(part, target)
-    except OSError as error:
-        if error.filename in {None, part, str(part)}:
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-        raise
-    finally:
-        part.unlink(missing_ok=True)
-
-
-class FoundFile(NamedTuple):
-    """A file as it was found: which one it is, and how many bytes it has."""
-
-    device: int
-    inode: int
-    size: int
-
-
-_NOT_FOUND: Final = FoundFile(0, 0, 0)
-
-
-class ReadFile:
-    """A whole file for reading: mapped, or read if it is short, which costs less.
-
-    Attributes:
-        content: its bytes.
-        found: which file it is.
-        written_at: when it was last written (ms).
-        descriptor: the open file; None if it was read.
-    """
-
-    __slots__ = ("content", "descriptor", "found", "written_at")
-
-    def __init__(
-        self,
-        content: mmap.mmap | bytes,
-        found: FoundFile,
-        written_at: int,
-        descriptor: int | None,
-    ) -> None:
-        """Describe it; `close` closes the map and the descriptor."""
-        self.content = content
-        self.found = found
-        self.written_at = written_at
-        self.descriptor = descriptor
-
-    def close(self) -> None:
-        """Release the map. Nothing of `content` may be in use."""
-        if isinstance(self.content, mmap.mmap):
-            self.content.close()
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
-
-
-def _read_file(descriptor: int, status: os.stat_result) -> ReadFile:
-    """Return the open file of that descriptor, which is closed then or later. Raises OSError."""
-    keep = False
-    try:
-        size, written_at = status.st_size, status.st_mtime_ns // _NANOSECONDS
-        found = FoundFile(status.st_dev, status.st_ino, size)
-        if size <= _SHORT:
-            whole = os.pread(descriptor, size, 0) if size else b""
-            return ReadFile(whole, found, written_at, None)
-        content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        content.madvise(mmap.MADV_SEQUENTIAL)
-        keep = True
-        return ReadFile(content, found, written_at, descriptor)
-    finally:
-        if not keep:
-            os.close(descriptor)
-
-
-@contextlib.contextmanager
-def mapped(
-    path: Path, open_file: Callable[[str], int] | None = None
-) -> Iterator[mmap.mmap | bytes]:
-    """Map a whole file for reading, or read it if it is short.
-
-    `open_file` opens the file by its name; by default, it is opened by its path.
-    """
-    descriptor = open_regular(path, os.O_RDONLY) if open_file is None else open_file(path.name)
-    file = _read_file(descriptor, os.fstat(descriptor))
-    try:
-        yield file.content
-    finally:
-        file.close()
-
-
-def data_after(path: str | Path, position: int) -> int:
-    """Return where a file's data continues after the hole at `position`, which reads as zeros.
-
-    Return `position` itself if there is no hole, or the system cannot tell.
-    """
-    seek_data = getattr(os, "SEEK_DATA", None)
-    if seek_data is None:  # pragma: no cover: Linux and macOS have it
-        return position
-    with Path(path).open("rb") as file:
-        try:
-            return os.lseek(file.fileno(), position, seek_data)
-        except OSError as error:
-            return os.fstat(file.fileno()).st_size if error.errno == errno.ENXIO else position
-
-
-def forget(buffer: Buffer, start: int, end: int) -> int:
-    """Release a map's memory from `start` to `end`.
-
-    Until then, the pages that were read count as memory of this process.
-
-    Returns:
-        Where the released part ends: at `end`, or at the beginning of its page.
-    """
-    end -= end % mmap.PAGESIZE
-    if isinstance(buffer, mmap.mmap) and end > start:
-        buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
-    return end
-
-
-# --- locks ---
-
-
-class FileLock:
-    """A lock on a file, held until it is released, forgotten, or this process ends, in any way.
-
-    The file stays, and names the last process that took the lock. A `with` block holds the lock.
-    """
-
-    __slots__ = ("_descriptor", "_note", "_path", "_problem", "_process", "_shared")
-
-    def __init__(
-        self, path: Path, problem: str, *, shared: bool = False, note: str | None = None
-    ) -> None:
-        """Describe a lock; `acquire` takes it.
-
-        Args:
-            path: the file; it is created if it does not exist.
-            problem: the error message if somebody else has the lock.
-            shared: whether others may share the lock; the file then names none of them.
-            note: what to write to the file about this process; by default, its id.
-        """
-        self._path = path
-        self._problem = problem
-        self._shared = shared
-        self._note = note
-        self._descriptor: int | None = None
-        self._process = 0
-
-    def __enter__(self) -> Self:
-        """Do what `acquire` does."""
-        self.acquire()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Release the lock."""
-        self.release()
-
-    def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            QueuePathLocked: another process, or another `FileLock` of this process, has it.
-            OSError: the file cannot be opened.
-        """
-        if not self.try_acquire():
-            holder = self.holder()
-            problem = f"{self._problem} (process {holder})" if holder else self._problem
-            raise QueuePathLocked(problem)
-
-    def try_acquire(self) -> bool:
-        """Take the lock; return False if somebody else has it. Raises OSError."""
-        descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
-        is_held = False
-        try:
-            if _lock(descriptor, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX):
-                os.ftruncate(descriptor, 0)
-                if not self._shared:
-                    note = f"{os.getpid()}\n" if self._note is None else self._note
-                    os.pwrite(descriptor, note.encode(), 0)
-                self._process = os.getpid()
-                is_held = True
-                self._descriptor = descriptor
-        finally:  # also after a Ctrl-C
-            if not is_held:
-                os.close(descriptor)
-        return is_held
-
-    def holder(self) -> str:
-        """Return the file's note about the last holder of the lock. Raises OSError."""
-        with open_stream(self._path, "rb") as file:
-            return file.read(_MAX_NOTE).decode(errors="replace").strip()
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the locked file is still the one at the path; also True if no lock is held.
-
-        If not, it was removed or replaced, and others may lock the file that is there now.
-        """
-        if self._descriptor is None:
-            return True
-        held = os.fstat(self._descriptor)
-        try:
-            found = self._path.lstat()
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
-
-    def release(self) -> None:
-        """Release the lock, also if a process was forked meanwhile: that does not keep it.
-
-        In such a process, this does not release it.
-        """
-        if self._descriptor is not None:
-            if self._process == os.getpid():
-                with contextlib.suppress(OSError):
-                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __del__(self) -> None:
-        self.release()
-
-
-class QueuePathLock(FileLock):
-    """Reserves a queue path: two servers or tools must not write the same journals.
-
-    Users of single queues share the lock.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
-        """Describe the lock of the queue path `path`."""
-        super().__init__(path / LOCK_NAME, in_use(path), shared=shared)
-
-
-def in_use(path: Path | str) -> str:
-    """Return what to say of a queue path that somebody has locked."""
-    return f"queue path {path} is in use by a server, a tool or the library"
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a server, or a tool, has the queue path `path` for itself. Creates nothing."""
-    try:
-        descriptor = open_regular(path / LOCK_NAME, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def lock_directory(path: Path, patience: float) -> int:
-    """Take the lock of a directory, so that a name in it stays as it was found.
-
-    Only those who take the lock, too, are kept from changing the name.
-
-    Args:
-        path: the directory.
-        patience: how long to wait for another process that has the lock (seconds).
-
-    Returns:
-        A descriptor; closing it releases the lock.
-
-    Raises:
-        OSError: the directory cannot be opened, or another process keeps its lock.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    give_up = time.monotonic() + patience
-    while not _lock(descriptor, fcntl.LOCK_EX):
-        if time.monotonic() > give_up:
-            os.close(descriptor)
-            raise OSError(errno.EBUSY, "another process has locked the directory", str(path))
-        time.sleep(_LOCK_PAUSE)
-    return descriptor
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    """Lock an open file; return False if somebody else holds the lock. Raises OSError."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return False
-        raise
-    return True
-
-
-# --- the queue path ---
 
 
 class AppendFile(Protocol):
@@ -699,7 +164,7 @@ class DiskFile:
         directory: "DiskDirectory",
         name: str,
         files: "DescriptorPool | None" = None,
-        found: FoundFile = _NOT_FOUND,
+        found: FoundFile = NOT_FOUND,
     ) -> None:
         """Describe a file; `open` opens it.
 
@@ -978,7 +443,7 @@ class DiskDirectory:
     def read(self, name: str, *, appends: bool = False) -> ReadFile:
         """Read or map the whole of `name`; with `appends`, fail unless it can be written, too."""
         descriptor, status = self.open_file(name, os.O_RDWR if appends else os.O_RDONLY)
-        return _read_file(descriptor, status)
+        return read_opened(descriptor, status)
 
     def open_file(self, name: str, flags: int) -> tuple[int, os.stat_result]:
         """Open a regular file in it; return the descriptor, and the file's status.
@@ -986,7 +451,7 @@ class DiskDirectory:
         `flags` as for `os.open`. Raises OSError.
         """
         try:
-            return _open_regular(name, flags, self._descriptor)
+            return open_with_status(name, flags, self._descriptor)
         except OSError as error:
             error.filename = str(self.path / name)
             raise
@@ -1102,3 +567,86 @@ class UnnamedFiles:
 
     def __del__(self) -> None:
         self.free(lambda: None)
+
+
+class FileWriter:
+    """Writes a new file, about 1 MiB at a time.
+
+    Attributes:
+        name: its name.
+        size: bytes in it, including those that are still to be written.
+    """
+
+    def __init__(self, directory: Directory, name: str, *, one_of_many: bool = False) -> None:
+        """Create the file, or truncate it if it exists. Raises OSError.
+
+        If it is `one_of_many` that one thread writes at once, some of them have no descriptor.
+        """
+        self.name = name
+        self.size = 0
+        self._path = directory.path / name
+        self._file = directory.create(name)
+        if one_of_many:
+            self._file.close()
+            self._file = directory.append_to(name)
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> None:
+        """Append to the file. Raises OSError."""
+        self._pieces.append(piece)
+        self.size += len(piece)
+        if self.size - self._file.size >= _PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        with self._named_errors():
+            self._file.append(b"".join(pieces))
+
+    def sync(self) -> None:
+        """Write what is left, and force the file to disk. Raises OSError."""
+        self._flush()
+        with self._named_errors():
+            self._file.sync()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Let an error say which file it is about: the system knows only its descriptor."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(self._path)
+            raise
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+
+def write_file(directory: Directory, name: str, pieces: Iterable[bytes]) -> int:
+    """Write a file and force it to disk; return its size.
+
+    Raises:
+        OSError: the file could not be written, and was removed.
+    """
+    writer = FileWriter(directory, name)
+    try:
+        for piece in pieces:
+            writer.add(piece)
+        writer.sync()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            directory.remove(name)
+        raise
+    finally:
+        writer.close()
+    return writer.size
+
+
+def replace_file(directory: Directory, name: str, content: bytes) -> None:
+    """Replace the content of `name`; a crash leaves the old content or the new. Raises OSError."""
+    temporary = f"{name}{TEMPORARY_MARK}new"
+    write_file(directory, temporary, (content,))
+    directory.rename(temporary, name)
+    directory.sync()

@@ -1,0 +1,1 @@
+"""Every fsync, lock and rename, and every file that is opened."""
