@@ -46,7 +46,7 @@ UNSEEN = {
     "journal/pack.py pack: directory.sync()": "only a nicer name",
     "journal/replacement.py Replacement._write: file.sync()": "the last sync has less to do",
     "spark/sources/journal_commit.py JournalCommit._create: directory.remove(opened)": "is empty",
-    "journal/exchange.py import_rows: directory.remove(name)": TEMPORARY,
+    "tools/import_export.py import_rows: directory.remove(name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
     "disk/directories.py write_file: directory.remove(name)": TEMPORARY,

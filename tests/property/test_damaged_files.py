@@ -32,17 +32,17 @@ from kestrelmq.format.records import (
     Unremove,
     encode,
 )
-from kestrelmq.journal.dump import entries
-from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
-from kestrelmq.journal.repair import repair
-from kestrelmq.journal.selection import select
-from kestrelmq.journal.verify import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.plan.read_plans import SummaryTask, replay_in_parallel, summarise
 from kestrelmq.spark.plan.segments import SegmentSummary
 from kestrelmq.spark.plan.spool import list_files
+from kestrelmq.tools.dump import entries
+from kestrelmq.tools.import_export import rows
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.repair import repair
+from kestrelmq.tools.verify import verify
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal

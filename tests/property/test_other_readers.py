@@ -37,16 +37,16 @@ from kestrelmq.format.records import (
     encode,
     item_data,
 )
-from kestrelmq.journal.exchange import import_rows, rows
-from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.reservations import ReserveTerms
-from kestrelmq.journal.selection import select
-from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
 from kestrelmq.spark.plan.spool import list_files
+from kestrelmq.tools.export_rows import ExportRow
+from kestrelmq.tools.import_export import import_rows, rows
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.verify import verify
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

@@ -11,7 +11,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.moving import Move, Redrive
 from kestrelmq.format.records import item_data
-from kestrelmq.journal.export_rows import ExportRow, live_rows, to_json
+from kestrelmq.tools.export_rows import ExportRow, live_rows, to_json
 from tests.support.crash_checks import Items, Queues
 from tests.support.fake_clock import FakeClock
 from tests.support.recording_directory import Contents, CrashCause, RecordingDirectory

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from kestrelmq.format.notes import joining
 from kestrelmq.format.records import ConfirmRemove, Remove, RemoveTentative, StateDump, encode, item
-from kestrelmq.journal.exchange import import_rows
-from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack
-from kestrelmq.journal.repair import repair
-from kestrelmq.journal.selection import select
 from kestrelmq.spark.sources.journal_commit import JournalCommit
 from kestrelmq.spark.sources.journal_parts import JournalPart
+from kestrelmq.tools.export_rows import ExportRow
+from kestrelmq.tools.import_export import import_rows
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.repair import repair
 from tests.support.crash_checks import DAMAGED, Items
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -22,12 +22,12 @@ from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, item_times
-from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, json_pieces, live_rows
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes
 from kestrelmq.server.requests.put import put
+from kestrelmq.tools.export_rows import ExportRow, dead_letter_fields, json_pieces, live_rows
 
 _SENT_AT_ONCE: Final = 256 << 10
 """Bytes of lines that are made and sent at once."""

@@ -23,14 +23,14 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.disk.locks import QueuePathLock, in_use, is_locked
 from kestrelmq.disk.renaming import make_queue_path, replacing
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal import dump as dumping
-from kestrelmq.journal import exchange, export_rows
-from kestrelmq.journal.exchange import import_rows
 from kestrelmq.journal.pack import pack as pack_queue
-from kestrelmq.journal.repair import repair as repair_queue
-from kestrelmq.journal.selection import SelectedQueue, select, steady, unknown_files, whole_queues
-from kestrelmq.journal.verify import VerifyReport
-from kestrelmq.journal.verify import verify as verify_queue
+from kestrelmq.tools import dump as dumping
+from kestrelmq.tools import export_rows
+from kestrelmq.tools.import_export import import_rows
+from kestrelmq.tools.journal_files import SelectedQueue, select, steady, unknown_files, whole_queues
+from kestrelmq.tools.repair import repair as repair_queue
+from kestrelmq.tools.verify import VerifyReport
+from kestrelmq.tools.verify import verify as verify_queue
 from kestrelmq.units import format_size
 
 app = typer.Typer(
@@ -226,7 +226,7 @@ def export(
         for one in chosen:
             size = one.size
             with steady(one):
-                yield from exchange.rows(one)
+                yield from import_export.rows(one)
             bar(size)
 
     size = sum(one.size for one in chosen)
@@ -240,7 +240,7 @@ def export(
             return
         with replacing(output) as target:
             if output.suffix == ".parquet":
-                exchange.write_parquet(rows, target)
+                import_export.write_parquet(rows, target)
                 return
             with target.open("w", encoding="utf-8") as file:
                 file.writelines(lines)
@@ -274,7 +274,7 @@ def import_(
 
 def _read(file: Path, now: int) -> Iterator[export_rows.ExportRow]:
     if file.suffix == ".parquet":
-        yield from exchange.read_parquet(file, now)
+        yield from import_export.read_parquet(file, now)
         return
     source = nullcontext(standard_input()) if file == Path("-") else file.open("rb")
     with source as lines:

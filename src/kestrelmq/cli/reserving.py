@@ -17,7 +17,7 @@ from kestrelmq.cli.terminal import OutputError, standard_output, write_out
 from kestrelmq.cli.values import duration
 from kestrelmq.client.commands import ReservedRead
 from kestrelmq.errors import KestrelError
-from kestrelmq.journal.export_rows import data_fields
+from kestrelmq.tools.export_rows import data_fields
 
 ReadsArgument = Annotated[
     list[str] | None,

@@ -18,12 +18,12 @@ from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import number, stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
 from kestrelmq.given_data import given_bytes
-from kestrelmq.journal.export_rows import ExportRow, to_json
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
 from kestrelmq.protocol.foreign import NOT_MEMCACHE, guessed_server
 from kestrelmq.protocol.reserving import MAX_RESERVED
+from kestrelmq.tools.export_rows import ExportRow, to_json
 from kestrelmq.units import parse_size
 
 _MOVE_WAIT: Final = 600.0

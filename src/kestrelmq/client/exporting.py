@@ -7,7 +7,7 @@ from typing import Final
 from kestrelmq.client.address import Address
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.export_rows import ExportRow, live_rows
+from kestrelmq.tools.export_rows import ExportRow, live_rows
 
 EXPORTED_AT_ONCE: Final = 1000
 """The most items that one request of an export returns."""

@@ -59,6 +59,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.delivered_item import AnnotatedItem
+from kestrelmq.format.describing import describe_records
 from kestrelmq.format.names import AHEAD, delayed_name, temporary_name
 from kestrelmq.format.notes import ItemNote, counted, joining, joining_note, uncounted_unremove
 from kestrelmq.format.records import (
@@ -83,7 +84,6 @@ from kestrelmq.format.records import (
     waiting_again,
 )
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.dump import describe_records
 from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory import OVERHEAD

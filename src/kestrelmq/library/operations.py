@@ -38,7 +38,6 @@ from kestrelmq.errors import (
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
-from kestrelmq.journal.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
 from kestrelmq.journal.reservations import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
@@ -53,6 +52,7 @@ from kestrelmq.library.items import (
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.tags import parse_tag
+from kestrelmq.tools.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 

@@ -16,12 +16,12 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.journal.exchange import import_rows, rows
-from kestrelmq.journal.export_rows import from_json, to_json
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.reservations import ReserveTerms
-from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.tools.export_rows import from_json, to_json
+from kestrelmq.tools.import_export import import_rows, rows
+from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker, LateWorker

@@ -15,8 +15,8 @@ from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item
 from kestrelmq.journal.pack import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
-from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark
+from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

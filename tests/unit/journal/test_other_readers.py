@@ -9,16 +9,16 @@ from kestrelmq import PersistentQueue
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import MAX_XID, MIN_XID, item
-from kestrelmq.journal.dump import describe, entries
-from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.pack import pack, write_packed
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replacement import open_read_records
-from kestrelmq.journal.selection import select
-from kestrelmq.journal.verify import verify
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.tools.dump import describe, entries
+from kestrelmq.tools.import_export import rows
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.verify import verify
 from tests.support.fake_clock import FakeClock
 from tests.support.readings import Reading
 

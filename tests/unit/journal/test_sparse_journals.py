@@ -10,11 +10,11 @@ import pytest
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import item
-from kestrelmq.journal.dump import entries
-from kestrelmq.journal.exchange import rows
 from kestrelmq.journal.loading import Pace, load_queue
-from kestrelmq.journal.selection import select
-from kestrelmq.journal.verify import verify
+from kestrelmq.tools.dump import entries
+from kestrelmq.tools.import_export import rows
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.verify import verify
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled
@@ -94,8 +94,8 @@ def test_a_dump_needs_no_memory_for_what_it_does_not_print(tmp_path: Path) -> No
     path = sparse(tmp_path / "q", LARGEST, 5 + (1 << 31) - 1)
     code = (
         "import re\n"
-        "from kestrelmq.journal.dump import describe, entries\n"
-        "from kestrelmq.journal.selection import select\n"
+        "from kestrelmq.tools.dump import describe, entries\n"
+        "from kestrelmq.tools.journal_files import select\n"
         "from pathlib import Path\n"
         f"one, = select([Path({str(path)!r})])\n"
         "print(*map(describe, entries(one, with_data=False)))\n"

@@ -11,9 +11,9 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import AddX, Continue, Remove, StateDump, encode, item, item_data
-from kestrelmq.journal.exchange import import_rows
-from kestrelmq.journal.export_rows import ExportRow
 from kestrelmq.journal.loading import load_queue
+from kestrelmq.tools.export_rows import ExportRow
+from kestrelmq.tools.import_export import import_rows
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.real_directory import SimulatedCrash

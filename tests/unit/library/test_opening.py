@@ -18,7 +18,7 @@ from kestrelmq import (
     QueueConfig,
     QueuePathLocked,
 )
-from kestrelmq.journal.dump import describe_records
+from kestrelmq.format.describing import describe_records
 from kestrelmq.journal.writer import Dialect
 from tests.support.patience import until
 

@@ -30,7 +30,6 @@ from kestrelmq.errors import JournalError
 from kestrelmq.format.names import delayed_name
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.pack import write_packed
-from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool
@@ -42,6 +41,7 @@ from kestrelmq.spark.sources.journal_parts import JournalPart
 from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, write_behind
 from kestrelmq.spark.sources.stored_writes import CommitTurn, upload
 from kestrelmq.spark.storage import Location, located
+from kestrelmq.tools.journal_files import SelectedQueue, select
 
 _BEHIND: Final = "-behind"
 _TORN: Final = "-torn"

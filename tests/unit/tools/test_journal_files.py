@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import JournalError
-from kestrelmq.journal.dump import entries
-from kestrelmq.journal.selection import SelectedQueue, select, steady, whole_queues
-from kestrelmq.journal.verify import verify
+from kestrelmq.tools.dump import entries
+from kestrelmq.tools.journal_files import SelectedQueue, select, steady, whole_queues
+from kestrelmq.tools.verify import verify
 
 
 def spool(tmp_path: Path) -> Path:

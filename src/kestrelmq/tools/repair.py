@@ -14,8 +14,8 @@ from kestrelmq.disk.directories import Directory, write_file
 from kestrelmq.disk.opening import mapped
 from kestrelmq.format.names import PACK, temporary_name
 from kestrelmq.format.salvage import LostRange
-from kestrelmq.journal.selection import SelectedQueue
-from kestrelmq.journal.verify import Progress, VerifyReport, verify
+from kestrelmq.tools.journal_files import SelectedQueue
+from kestrelmq.tools.verify import Progress, VerifyReport, verify
 
 _PIECE = 1 << 20
 

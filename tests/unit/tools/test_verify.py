@@ -17,8 +17,8 @@ from kestrelmq.format.records import (
     StateDump,
 )
 from kestrelmq.format.salvage import LostRange
-from kestrelmq.journal.selection import select
-from kestrelmq.journal.verify import LEFT_OUT, verify
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.verify import LEFT_OUT, verify
 from tests.support.descriptors import open_below
 from tests.support.journal_bytes import journal
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.records import item, item_data
-from kestrelmq.journal.repair import repair
-from kestrelmq.journal.selection import select
+from kestrelmq.tools.journal_files import select
+from kestrelmq.tools.repair import repair
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
 

@@ -27,11 +27,11 @@ from kestrelmq.format.names import (
     temporary_name,
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.journal.export_rows import ExportRow, checked_row, dead_letter_fields
 from kestrelmq.journal.loading import fold, recover, replay_delayed
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.selection import SelectedQueue, select
 from kestrelmq.journal.walk import WINDOW
+from kestrelmq.tools.export_rows import ExportRow, checked_row, dead_letter_fields
+from kestrelmq.tools.journal_files import SelectedQueue, select
 
 _ROWS: Final = 4096
 

@@ -9,8 +9,8 @@ from kestrelmq.disk.opening import mapped
 from kestrelmq.format.records import STATE_DUMP, STATE_DUMP_SIZE, Buffer
 from kestrelmq.format.salvage import LostRange
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import WINDOW, EndKind, RecordBatch, Walk, find_records
+from kestrelmq.tools.journal_files import SelectedQueue
 
 Progress = Callable[[int], None]
 """Told how many more bytes were checked."""

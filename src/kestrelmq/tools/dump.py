@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from kestrelmq.disk.opening import mapped
 from kestrelmq.format import notes
+from kestrelmq.format.describing import describe_record
 from kestrelmq.format.notes import NoteReader
 from kestrelmq.format.records import (
     STATE_DUMP_SIZE,
@@ -15,22 +16,15 @@ from kestrelmq.format.records import (
     AddX,
     AddXid,
     Buffer,
-    ConfirmRemove,
     Continue,
     Record,
-    Remove,
-    RemoveTentative,
-    RemoveTentativeXid,
     SaveXid,
-    StateDump,
-    Unremove,
 )
-from kestrelmq.format.scanning import data_size, decode_whole, scan
+from kestrelmq.format.scanning import data_size, decode_whole
 from kestrelmq.journal import producers, reservations
-from kestrelmq.journal.export_rows import data_fields
-from kestrelmq.journal.selection import SelectedQueue
 from kestrelmq.journal.walk import Walk, find_records
-from kestrelmq.units import format_time
+from kestrelmq.tools.export_rows import data_fields
+from kestrelmq.tools.journal_files import SelectedQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,45 +114,10 @@ def added_data(record: Record) -> bytes | None:
 
 def describe(entry: DumpEntry) -> str:
     """Return a record as one line, without its data."""
-    line = _describe(entry.record, entry.size)
+    line = describe_record(entry.record, entry.size)
     if entry.note:
         line += f" ({entry.note})"
     return line if entry.is_replayed else f"{line} (not replayed)"
-
-
-def describe_records(records: bytes) -> Iterator[str]:
-    """Yield one line for each of the whole records in `records`, without its data."""
-    starts: list[int] = []
-    end = scan(records, 0, len(records), starts)
-    for start, stop in pairwise((*starts, end)):
-        record = decode_whole(records, start, stop, with_data=False)
-        yield _describe(record, data_size(records, start, stop))
-
-
-def _describe(record: Record, size: int) -> str:  # one case for each kind
-    match record:
-        case Add(expiry, _):
-            return f"ADD {size} bytes{_until(expiry * 1000)}"
-        case Remove():
-            return "REMOVE"
-        case AddX(added, expiry, _):
-            return f"ADDX {size} bytes at {_time(added)}{_until(expiry)}"
-        case RemoveTentative():
-            return "REMOVE_TENTATIVE"
-        case SaveXid(xid):
-            return f"SAVE_XID {xid}"
-        case Unremove(xid):
-            return f"UNREMOVE {xid}"
-        case ConfirmRemove(xid):
-            return f"CONFIRM_REMOVE {xid}"
-        case AddXid(xid, added, expiry, _):
-            return f"ADD_XID {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
-        case StateDump(xid, count):
-            return f"STATE_DUMP {xid}, {count} open reads"
-        case Continue(xid, added, expiry, _):
-            return f"CONTINUE {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
-        case RemoveTentativeXid(xid):  # pragma: no branch: mypy sees that no kind is missing
-            return f"REMOVE_TENTATIVE_XID {xid}"
 
 
 def as_json(queue: str, entry: DumpEntry) -> str:
@@ -181,14 +140,3 @@ def as_json(queue: str, entry: DumpEntry) -> str:
         else:
             fields[name] = value
     return json.dumps(fields, ensure_ascii=False)
-
-
-def _time(milliseconds: int) -> str:
-    try:
-        return format_time(milliseconds / 1000)
-    except (OverflowError, OSError, ValueError):
-        return f"{milliseconds} ms"
-
-
-def _until(expiry: int) -> str:
-    return f", expires at {_time(expiry)}" if expiry else ""

@@ -19,9 +19,9 @@ from kestrelmq.format.records import (
     SaveXid,
     item,
 )
-from kestrelmq.journal.exchange import import_rows, read_parquet, rows, write_parquet
-from kestrelmq.journal.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
-from kestrelmq.journal.selection import select
+from kestrelmq.tools.export_rows import ExportRow, from_json, json_pieces, live_rows, to_json
+from kestrelmq.tools.import_export import import_rows, read_parquet, rows, write_parquet
+from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock

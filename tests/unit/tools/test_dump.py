@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.format.describing import describe_records
 from kestrelmq.format.notes import deliveries_note
 from kestrelmq.format.records import (
     Add,
@@ -23,11 +24,11 @@ from kestrelmq.format.records import (
     encode,
     item,
 )
-from kestrelmq.journal.dump import added_data, as_json, describe, describe_records, entries
 from kestrelmq.journal.producers import marked
 from kestrelmq.journal.reservations import retired_note
-from kestrelmq.journal.selection import select
 from kestrelmq.marks import PutMark
+from kestrelmq.tools.dump import added_data, as_json, describe, entries
+from kestrelmq.tools.journal_files import select
 from tests.support.journal_bytes import journal
 
 pytestmark = pytest.mark.compiled

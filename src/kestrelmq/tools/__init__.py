@@ -1,0 +1,1 @@
+"""What the command line does with the journals of queues that nobody serves."""
