@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from kestrelmq.journal.empty import NOBODY, NOTHING
+from kestrelmq.journal.shared_empty import NOBODY, NOTHING
 from tests.support.cpu_budget import CpuMeter, CpuTable
 from tests.support.guardian import guard
 

@@ -17,7 +17,7 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import AddX, encode
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.packing import pack
 from kestrelmq.spark.plan.spool_follower import JournalDataLost
 from tests.spark.spools import NOW, adds, write
 from tests.support import queries

@@ -33,7 +33,7 @@ from kestrelmq.format.records import (
     encode,
 )
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.pack import pack, write_packed
+from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.plan.read_plans import SummaryTask, replay_in_parallel, summarise
 from kestrelmq.spark.plan.segments import SegmentSummary

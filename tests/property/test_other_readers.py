@@ -38,8 +38,8 @@ from kestrelmq.format.records import (
     item_data,
 )
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.pack import pack, write_packed
-from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.journal.packing import pack, write_packed
+from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
 from kestrelmq.spark.plan.spool import list_files

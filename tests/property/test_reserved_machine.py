@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.errors import TagRefused
 from kestrelmq.format.records import item_data, item_deliveries
-from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.journal.reserved_reads import ReserveTerms
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples

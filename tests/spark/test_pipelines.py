@@ -22,7 +22,7 @@ from kestrelmq.format.records import (
     Unremove,
     encode,
 )
-from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
+from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify
 from kestrelmq.spark.pipelines.replay import QueueContents

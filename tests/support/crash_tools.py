@@ -7,7 +7,7 @@ from pathlib import Path
 from kestrelmq.format.notes import joining
 from kestrelmq.format.records import ConfirmRemove, Remove, RemoveTentative, StateDump, encode, item
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.packing import pack
 from kestrelmq.spark.sources.journal_commit import JournalCommit
 from kestrelmq.spark.sources.journal_parts import JournalPart
 from kestrelmq.tools.export_rows import ExportRow

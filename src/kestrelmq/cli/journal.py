@@ -23,9 +23,9 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.disk.locks import QueuePathLock, in_use, is_locked
 from kestrelmq.disk.renaming import make_queue_path, replacing
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.journal.pack import pack as pack_queue
+from kestrelmq.journal.packing import pack as pack_queue
 from kestrelmq.tools import dump as dumping
-from kestrelmq.tools import export_rows
+from kestrelmq.tools import export_rows, import_export
 from kestrelmq.tools.import_export import import_rows
 from kestrelmq.tools.journal_files import SelectedQueue, select, steady, unknown_files, whole_queues
 from kestrelmq.tools.repair import repair as repair_queue

@@ -13,7 +13,7 @@ from typing import Final
 
 from kestrelmq.format.records import ADDX_HEADER, item_add_time
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.memory import limit_for_now
+from kestrelmq.journal.memory_budget import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalFollower, NoJournal

@@ -34,7 +34,7 @@ from kestrelmq.engine.reads import OpenReads
 from kestrelmq.format.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reservations import Reservation, ReserveTerms
+from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms
 
 
 @dataclass(frozen=True, slots=True)

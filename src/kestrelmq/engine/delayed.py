@@ -32,7 +32,7 @@ from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADDX_HEADER, MAX_XID, item_add_time
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.writer import FileJournal, NoJournal
 from kestrelmq.marks import PutMark

@@ -84,14 +84,13 @@ from kestrelmq.format.records import (
     waiting_again,
 )
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.empty import NOBODY, own_line
 from kestrelmq.journal.loading import LoadedDelayed
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.read_table import NO_READS, ReadTable
 from kestrelmq.journal.reader import LargeRecord
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.reservations import (
+from kestrelmq.journal.reserved_reads import (
     Reservation,
     ReserveTerms,
     done_note,
@@ -100,6 +99,7 @@ from kestrelmq.journal.reservations import (
     retired_note,
     unreserved_note,
 )
+from kestrelmq.journal.shared_empty import NOBODY, own_line
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.tags import parse_tag

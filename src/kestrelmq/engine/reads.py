@@ -24,11 +24,11 @@ from kestrelmq.format.records import (
     save_xid,
     xid_before,
 )
-from kestrelmq.journal.empty import NOTHING, own
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.replay import opened_xid
-from kestrelmq.journal.reservations import Reservation, ReservedReads
+from kestrelmq.journal.reserved_reads import Reservation, ReservedReads
+from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.journal.writer import Dialect
 
 _COLLECTED_AT_ONCE: Final = 2000

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Throttle
 from kestrelmq.held_logs import get_logger
-from kestrelmq.journal.empty import NOTHING, own
+from kestrelmq.journal.shared_empty import NOTHING, own
 
 RefusalReason = Literal[
     "too_large", "full_items", "full_bytes", "memory", "paused", "forbidden", "disk", "failed"

@@ -1,6 +1,6 @@
 """The reserved reads of a queue in use: when their leases end, and whose they are.
 
-`journal.reservations` has what survives a restart: which reads are reserved, on what terms, and
+`journal.reserved_reads` has what survives a restart: which reads are reserved, on what terms, and
 which tags are over. This module adds the time. Nothing here is written: after a restart each lease
 begins anew.
 
@@ -32,9 +32,9 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.engine.deadline_heap import DeadlineHeap
 from kestrelmq.engine.deadline_watch import Timed
 from kestrelmq.format.records import first_xid
-from kestrelmq.journal.empty import NOTHING, own
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reservations import Reservation, ReservedReads, ReserveTerms, are_same
+from kestrelmq.journal.reserved_reads import Reservation, ReservedReads, ReserveTerms, are_same
+from kestrelmq.journal.shared_empty import NOTHING, own
 
 _WOKEN_AT_ONCE: Final = 100
 """How many queues look at the reads of an owner in one piece of work."""

@@ -30,7 +30,7 @@ from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.format.checksum import crc32
 from kestrelmq.format.notes import NOTE_MARK, Note, encode
 from kestrelmq.format.records import SAVE_XID, save_xids
-from kestrelmq.journal.empty import NOTHING, own
+from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.marks import PutMark
 
 MARK: Final = 32

@@ -21,7 +21,7 @@ from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
 from kestrelmq.format.records import first_xid
-from kestrelmq.journal.empty import NOTHING
+from kestrelmq.journal.shared_empty import NOTHING
 
 _PAGE_BITS: Final = 12
 _NO_PAGE: Final = 1 << 40

@@ -61,7 +61,7 @@ from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, ReaderFactory, Replay
-from kestrelmq.journal.reservations import NOTHING_RESERVED, ReservedSnapshot
+from kestrelmq.journal.reserved_reads import NOTHING_RESERVED, ReservedSnapshot
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 

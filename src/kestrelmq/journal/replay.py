@@ -64,11 +64,11 @@ from kestrelmq.format.records import (
     record_xid,
     waiting_again,
 )
-from kestrelmq.journal.memory import fitting, limit_for_now
+from kestrelmq.journal.memory_budget import fitting, limit_for_now
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
-from kestrelmq.journal.reservations import ReservedReads
+from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]

@@ -38,7 +38,7 @@ from kestrelmq.errors import (
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
-from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
     Delay,

@@ -21,7 +21,7 @@ from kestrelmq.format.records import (
     SaveXid,
 )
 from kestrelmq.format.scanning import data_size, decode_whole
-from kestrelmq.journal import producers, reservations
+from kestrelmq.journal import producers, reserved_reads
 from kestrelmq.journal.walk import Walk, find_records
 from kestrelmq.tools.export_rows import data_fields
 from kestrelmq.tools.journal_files import SelectedQueue
@@ -99,7 +99,7 @@ def _part_of_note(record: Record, found: NoteReader) -> str:
         return ""
     note = found.feed(record.xid)
     if note is not None:
-        return reservations.describe(note) or producers.describe(note) or notes.describe(note)
+        return reserved_reads.describe(note) or producers.describe(note) or notes.describe(note)
     return "part of a note" if found.is_within else ""
 
 

@@ -12,7 +12,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_data, item_deliveries
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.library import PersistentQueue
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -16,7 +16,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, InlineWorker, Worker
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_data, item_deliveries, item_expiry
-from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.journal.reserved_reads import ReserveTerms
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues

@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.journal.reservations import ReserveTerms
+from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.marks import PutMark
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings

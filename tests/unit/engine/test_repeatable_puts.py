@@ -13,7 +13,7 @@ from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item
-from kestrelmq.journal.pack import pack
+from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
 from kestrelmq.marks import PutMark
 from kestrelmq.tools.journal_files import select

@@ -23,9 +23,9 @@ from kestrelmq.format.records import (
     item_deliveries,
     save_xid,
 )
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reservations import Reservation, ReserveTerms, reserved_note
+from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms, reserved_note
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

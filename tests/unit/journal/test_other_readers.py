@@ -10,7 +10,7 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import MAX_XID, MIN_XID, item
 from kestrelmq.journal.loading import load_queue
-from kestrelmq.journal.pack import pack, write_packed
+from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replacement import open_read_records

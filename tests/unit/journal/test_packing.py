@@ -23,7 +23,7 @@ from kestrelmq.format.records import (
     item_deliveries,
 )
 from kestrelmq.journal.loading import replay_delayed, replay_whole
-from kestrelmq.journal.pack import PackedFile, PackResult, pack, write_packed
+from kestrelmq.journal.packing import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
@@ -37,7 +37,7 @@ from kestrelmq.journal.replacement import (
     in_pieces,
 )
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note, retired_note
+from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note, retired_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashingDirectory

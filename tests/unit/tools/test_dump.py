@@ -25,7 +25,7 @@ from kestrelmq.format.records import (
     item,
 )
 from kestrelmq.journal.producers import marked
-from kestrelmq.journal.reservations import retired_note
+from kestrelmq.journal.reserved_reads import retired_note
 from kestrelmq.marks import PutMark
 from kestrelmq.tools.dump import added_data, as_json, describe, entries
 from kestrelmq.tools.journal_files import select

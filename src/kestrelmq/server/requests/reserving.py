@@ -30,7 +30,7 @@ from kestrelmq.errors import (
     ReservedMemoryFull,
 )
 from kestrelmq.format.records import ADDX_HEADER
-from kestrelmq.journal.reservations import Reservation, ReserveTerms
+from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms
 from kestrelmq.protocol.reserving import (
     EndsReads,
     Extend,

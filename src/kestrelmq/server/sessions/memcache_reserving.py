@@ -6,7 +6,7 @@ from typing import Final
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import ADDX_HEADER, first_xid, is_run, item_deliveries, item_times
-from kestrelmq.journal.reservations import Reservation
+from kestrelmq.journal.reserved_reads import Reservation
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.decimals import consecutive
 from kestrelmq.protocol.memcache import DONE, END, ITEM, reserved_rest

@@ -29,7 +29,7 @@ from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import delayed_name
 from kestrelmq.journal.loading import save_tail
-from kestrelmq.journal.pack import write_packed
+from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool

@@ -4,8 +4,8 @@ What is in a queue depends on notes only where a crash cut the journal short, an
 items join. For everything else `read_plans` replays without them, which is faster.
 
 A crash may cut off the CONFIRM_REMOVEs that follow the note DONE in the same write. The note
-finishes the reads of a tag by itself; see `journal.reservations`. So `finished_reads` looks whether
-a journal ends with such a note, and only then replays it with its notes.
+finishes the reads of a tag by itself; see `journal.reserved_reads`. So `finished_reads` looks
+whether a journal ends with such a note, and only then replays it with its notes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from kestrelmq.format.records import CONFIRM_REMOVE, SAVE_XID
 from kestrelmq.journal.loading import fold
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
-from kestrelmq.journal.reservations import DONE
+from kestrelmq.journal.reserved_reads import DONE
 from kestrelmq.journal.walk import WINDOW, Walk, find_records
 from kestrelmq.spark.plan.opening import open_copy, open_view
 from kestrelmq.spark.plan.spool import SpoolFile

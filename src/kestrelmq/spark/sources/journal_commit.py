@@ -10,7 +10,7 @@ or as it is after the commit. Which rename this is depends on what the queue has
     files, append            the current file is rotated, which changes nothing; then all parts,
                              joined to one file, are renamed to the next journal file
     files, overwrite         all parts, joined to one file, replace all other files as a packed
-                             journal does (`journal.pack.take_place`)
+                             journal does (`journal.packing.take_place`)
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from kestrelmq.format.names import (
     rotated_name,
 )
 from kestrelmq.journal.loading import clean_up
-from kestrelmq.journal.pack import take_place
+from kestrelmq.journal.packing import take_place
 from kestrelmq.spark.plan.opening import map_last
 from kestrelmq.spark.plan.scanning import FileView
 from kestrelmq.spark.sources.journal_parts import JournalPart, join_parts

@@ -19,7 +19,7 @@ from kestrelmq.format.records import (
     encode,
     item,
 )
-from kestrelmq.journal.reservations import ReserveTerms, reserved_note
+from kestrelmq.journal.reserved_reads import ReserveTerms, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines.pack import _commit_stored, _stored_tasks, _write_stored, pack
 from kestrelmq.spark.plan.delayed_items import delayed_items, list_with_delayed

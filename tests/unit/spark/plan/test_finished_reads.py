@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.format.records import AddX, ConfirmRemove, RemoveTentative, encode
-from kestrelmq.journal.reservations import ReserveTerms, done_note, reserved_note
+from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note
 from kestrelmq.spark.plan.read_plans import (
     ReplayedQueue,
     replay_in_order,

@@ -17,7 +17,7 @@ from kestrelmq.format.records import (
 from kestrelmq.format.scanning import scan
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.reservations import (
+from kestrelmq.journal.reserved_reads import (
     DONE,
     HELD_BACK,
     RESERVED,

@@ -32,9 +32,9 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.format.notes import Note, encode
 from kestrelmq.format.records import first_xid, is_run
-from kestrelmq.journal.empty import NOTHING, own
-from kestrelmq.journal.memory import OVERHEAD
+from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
+from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.tags import Tag, parse_tag
 
 RESERVED: Final = 16
