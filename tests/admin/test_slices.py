@@ -17,7 +17,7 @@ from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.worker import InlineWorker
+from kestrelmq.scheduling.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.turns import TurnLoop

@@ -53,7 +53,7 @@ UNSEEN = {
     "journal/writer.py FileJournal.discard_file: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
-        "only after a sync that failed; tests/unit/engine/test_rotation.py"
+        "only after a sync that failed; tests/unit/upkeep/test_rotation.py"
     ),
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,

@@ -11,8 +11,8 @@ from thriftpy2 import protocol, transport
 from thriftpy2.thrift import TApplicationException, TClient
 
 from kestrelmq.client import Client
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.protocol import thrift
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server

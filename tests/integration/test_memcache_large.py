@@ -9,8 +9,8 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.format.records import item_data
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from tests.support.fake_clock import FakeClock
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import TagRefused
@@ -47,6 +46,7 @@ from kestrelmq.tools.export_rows import ExportRow
 from kestrelmq.tools.import_export import import_rows, rows
 from kestrelmq.tools.journal_files import select
 from kestrelmq.tools.verify import verify
+from kestrelmq.upkeep import upkeep
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

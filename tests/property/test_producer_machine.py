@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from kestrelmq.engine.durability import sync_now
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.marks import PutMark
+from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.upkeep import Waiting
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.upkeep import upkeep
+from kestrelmq.upkeep.states import Waiting
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import kestrelmq
-from kestrelmq.engine.durability import Committable, SyncRound, SyncScheduler, sync_now
 from kestrelmq.errors import JournalError
+from kestrelmq.scheduling.durability import Committable, SyncRound, SyncScheduler, sync_now
 
 QUEUES: Final = 3
 BROKEN: Final = (None, OSError(5, "Input/output error"), ValueError("a bug"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.worker import Done, InlineWorker, Job, Useless
+from kestrelmq.scheduling.worker import Done, InlineWorker, Job, Useless
 
 
 class HeldWorker:

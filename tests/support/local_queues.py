@@ -6,8 +6,8 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import Directory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import Worker
 from kestrelmq.format.records import item_data
+from kestrelmq.scheduling.worker import Worker
 from tests.support.fake_clock import FakeClock
 
 

@@ -13,9 +13,9 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.worker import ThreadWorker, Worker
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.scheduling.worker import ThreadWorker, Worker
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.event_loop import ServerEventLoop

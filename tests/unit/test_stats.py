@@ -25,10 +25,10 @@ from kestrelmq.engine.metrics import Latency
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.refusals import RefusalReason
 from kestrelmq.engine.stats import read_numbers
-from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import JournalError
 from kestrelmq.protocol.memcache import Dump, Stats
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
+from kestrelmq.scheduling.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.sessions.memcache_admin import listing

@@ -21,17 +21,14 @@ from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.disk.opening import file_size, list_directory
 from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.engine.counters import RetiredCounts
-from kestrelmq.engine.deadline_watch import DeadlineWatch
 from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
-from kestrelmq.engine.durability import Committable, GroupCommit, sync_now
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.engine.reservations import Owners
-from kestrelmq.engine.worker import InlineWorker, run_to_end
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead, add_to_each
 from kestrelmq.errors import (
     InvalidDeclaration,
@@ -48,6 +45,9 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
+from kestrelmq.scheduling.deadline_watch import DeadlineWatch
+from kestrelmq.scheduling.durability import Committable, GroupCommit, sync_now
+from kestrelmq.scheduling.worker import InlineWorker, run_to_end
 
 _CLOCK_STEP: Final = 0.05
 """Seconds by which the wall clock must get ahead to count as set."""

@@ -23,9 +23,9 @@ from kestrelmq.clock import Pause
 from kestrelmq.disk.directories import UnnamedFiles
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import SaveDone
-from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.held_logs import get_logger
+from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
 
 DeletionDone = Callable[[JournalError | None], None]
 """Called with the reason why a queue was not deleted; with None if it was deleted."""

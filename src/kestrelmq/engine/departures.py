@@ -19,14 +19,14 @@ from typing import Final, Protocol
 from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.config import QueueConfig
 from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import LOG_INTERVAL
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter
 from kestrelmq.format.records import ADDX_HEADER, item_deliveries
 from kestrelmq.held_logs import get_logger
+from kestrelmq.scheduling.durability import GroupCommit
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 
 MIN_ASIDE_LIMIT: Final = 1 << 20
 """Bytes of memory that items set aside may take, however small `max_memory_size` is."""

@@ -15,9 +15,9 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Final
 
-from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.format.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
+from kestrelmq.scheduling.durability import Committable
 
 _PARTS: Final = 8
 """Cells for each power of two, so that a cell is at most 12.5 % wide."""

@@ -26,11 +26,11 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Job
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_expiry
 from kestrelmq.names import queue_name_error
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Job
 
 SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""

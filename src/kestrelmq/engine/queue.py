@@ -49,14 +49,11 @@ from kestrelmq.engine.delayed import (
     companion_settings,
 )
 from kestrelmq.engine.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
-from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.limits import NO_LIMITS, QueueLimits
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.refusals import RefusalReason, Refusals
-from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.describing import describe_records
@@ -102,7 +99,10 @@ from kestrelmq.journal.reserved_reads import (
 from kestrelmq.journal.shared_empty import NOBODY, own_line
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.marks import PutMark
+from kestrelmq.scheduling.durability import Committable, GroupCommit
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.tags import parse_tag
+from kestrelmq.upkeep.upkeep import Upkeep
 
 _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""

@@ -29,12 +29,12 @@ from math import inf
 from typing import Any, Final
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.engine.deadline_heap import DeadlineHeap
-from kestrelmq.engine.deadline_watch import Timed
 from kestrelmq.format.records import first_xid
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reserved_reads import Reservation, ReservedReads, ReserveTerms, are_same
 from kestrelmq.journal.shared_empty import NOTHING, own
+from kestrelmq.scheduling.deadline_heap import DeadlineHeap
+from kestrelmq.scheduling.deadline_watch import Timed
 
 _WOKEN_AT_ONCE: Final = 100
 """How many queues look at the reads of an owner in one piece of work."""

@@ -13,11 +13,11 @@ from typing import Final
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.names import QueueFiles
 from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.loading import Pace
+from kestrelmq.scheduling.worker import Worker
 
 _PIECE: Final = 250e-6
 """Seconds of work between pauses while others serve; shorter pieces would mean mostly pauses."""

@@ -18,7 +18,6 @@ from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.engine.browsing import Look
 from kestrelmq.engine.collection import QueueCollection as Queues
-from kestrelmq.engine.durability import GroupCommit, sync_now
 from kestrelmq.engine.moving import (
     SLICE_BYTES,
     Copy,
@@ -29,7 +28,6 @@ from kestrelmq.engine.moving import (
 )
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import ThreadWorker
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.given_data import given_count, given_number, item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess
@@ -38,6 +36,8 @@ from kestrelmq.library.items import Delay, Expiry, item_times
 from kestrelmq.library.opening import check_settings, given_name
 from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
+from kestrelmq.scheduling.durability import GroupCommit, sync_now
+from kestrelmq.scheduling.worker import ThreadWorker
 
 T = TypeVar("T")
 Work = TypeVar("Work", Move, Copy)

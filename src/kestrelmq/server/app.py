@@ -23,10 +23,10 @@ from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, loa
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.startup import StartUp
-from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.errors import KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.clients import close_silent
 from kestrelmq.server.connection import Connection

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
 from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError
+from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies

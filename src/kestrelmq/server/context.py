@@ -13,9 +13,9 @@ from kestrelmq.engine.counters import LARGE_ITEM, Counters
 from kestrelmq.engine.metrics import Latencies
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
-from kestrelmq.engine.worker import Worker
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import LATEST
+from kestrelmq.scheduling.worker import Worker
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork

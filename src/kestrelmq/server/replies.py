@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, cast
 
-from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError, NotSynced
 from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.scheduling.durability import Committable
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""

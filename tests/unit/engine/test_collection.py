@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
+from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues
 

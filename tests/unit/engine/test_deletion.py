@@ -8,8 +8,8 @@ import pytest
 
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import InlineWorker
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.scheduling.worker import InlineWorker
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
@@ -14,6 +13,7 @@ from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.library import PersistentQueue
+from kestrelmq.scheduling.durability import GroupCommit
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings

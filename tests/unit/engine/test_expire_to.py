@@ -9,9 +9,9 @@ from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data, item_deliveries
+from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

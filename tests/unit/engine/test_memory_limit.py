@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine import upkeep
+from kestrelmq.upkeep import upkeep
 from tests.support.held_worker import HeldWorker, LateWorker
 from tests.support.local_queues import LocalQueues, queue_settings
 

@@ -12,9 +12,9 @@ from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.reads import OpenReads
 from kestrelmq.engine.reservations import Reservations
-from kestrelmq.engine.upkeep import Upkeep
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
+from kestrelmq.upkeep.upkeep import Upkeep
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.turning import alive, no_collector
 

@@ -6,10 +6,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.stats import damaged_queues, stats_of
-from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 from kestrelmq.format.scanning import scan
+from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues, items_on_disk

@@ -10,9 +10,9 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.queue import Queue
 from kestrelmq.marks import PutMark
+from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

@@ -7,7 +7,6 @@ import pytest
 from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.durability import sync_now
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.engine.written_ahead import WrittenAhead
@@ -16,6 +15,7 @@ from kestrelmq.format.records import item
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
 from kestrelmq.marks import PutMark
+from kestrelmq.scheduling.durability import sync_now
 from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -13,10 +13,10 @@ import pytest
 
 from kestrelmq import AsyncPersistentQueue, PersistentQueue, QueueCollection, QueueConfig
 from kestrelmq.clock import Pause
-from kestrelmq.engine.upkeep import Idle
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.library import BlockingQueue
+from kestrelmq.upkeep.states import Idle
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import no_new_threads
 from tests.support.patience import PATIENCE, until

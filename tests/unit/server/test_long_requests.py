@@ -14,7 +14,7 @@ from kestrelmq import server
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import AppendFile, Directory, DiskDirectory
 from kestrelmq.disk.opening import FoundFile
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from kestrelmq.engine.durability import Committable
 from kestrelmq.errors import JournalError, NotSynced
+from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.replies import Replies
 
 pytestmark = pytest.mark.compiled

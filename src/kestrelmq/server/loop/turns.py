@@ -29,10 +29,10 @@ from queue import SimpleQueue
 from typing import Final
 
 from kestrelmq.clock import TurnClock, no_pause
-from kestrelmq.engine.durability import Committable, GroupCommit
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.worker import Done, Job, JobRunner
 from kestrelmq.errors import JournalError
+from kestrelmq.scheduling.durability import Committable, GroupCommit
+from kestrelmq.scheduling.worker import Done, Job, JobRunner
 from kestrelmq.server.loop.busy_poll import BusyPoll
 from kestrelmq.server.loop.event_loop import MAX_EVENTS, READABLE, TurnSelector
 

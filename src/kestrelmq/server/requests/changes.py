@@ -14,8 +14,8 @@ from typing import TypeVar
 from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import declaration
-from kestrelmq.engine.worker import Done, Job
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
+from kestrelmq.scheduling.worker import Done, Job
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import SearchRequest, TaskRequest, in_slices

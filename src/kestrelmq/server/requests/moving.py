@@ -9,8 +9,8 @@ from functools import partial
 
 from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import Job
 from kestrelmq.errors import JournalError
+from kestrelmq.scheduling.worker import Job
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests.changes import run_job, wait_until_durable
 

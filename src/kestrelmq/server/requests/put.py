@@ -15,10 +15,10 @@ from typing import Final
 
 from kestrelmq.clock import Pause
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.marks import PutMark
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.long_reply import in_slices

@@ -16,12 +16,12 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import chain, islice
 from typing import Final
 
-from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.worker import run_to_end
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.scheduling.durability import Committable
+from kestrelmq.scheduling.worker import run_to_end
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kestrelmq.engine.durability import Committable
+from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests.reads import ConnectionOpenReads

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.engine.counters import LARGE_ITEM
-from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
@@ -34,6 +33,7 @@ from kestrelmq.protocol.text import (
     Put,
     TextParser,
 )
+from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, ServerContext
 from kestrelmq.server.replies import data_of

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from kestrelmq.engine.durability import Committable
 from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
@@ -32,6 +31,7 @@ from kestrelmq.protocol.thrift_service import (
     Request,
     ThriftStatus,
 )
+from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import NO_ROOM, OutOfMemory, ServerContext
 from kestrelmq.server.long_reply import in_slices

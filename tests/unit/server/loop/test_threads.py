@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.loop.threads import NoThread, in_thread
 from tests.support.limits import no_new_threads
 from tests.support.turning import Turning

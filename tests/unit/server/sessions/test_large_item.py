@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.engine.worker import WRITE_AHEAD_SIZE
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
+from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.requests.put import put
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.durability import GroupCommit
 from kestrelmq.engine.queue import Queue
+from kestrelmq.scheduling.durability import GroupCommit
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings

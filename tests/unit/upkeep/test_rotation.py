@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine import upkeep
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.upkeep import upkeep
 from tests.support.crash_sites import function
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

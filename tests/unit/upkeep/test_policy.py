@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.upkeep import Action, JournalState, decide
+from kestrelmq.upkeep.policy import Action, JournalState, decide
 
 MIB = 1 << 20
 LIMITS = QueueConfig(

@@ -7,7 +7,7 @@ earlier deadline is `watch`ed: it is looked at in the next round, and says when 
 from collections import deque
 from typing import Generic, TypeVar
 
-from kestrelmq.engine.deadline_heap import DeadlineHeap
+from kestrelmq.scheduling.deadline_heap import DeadlineHeap
 
 
 class Timed:  # pragma: no cover: it only declares what a queue does

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kestrelmq.engine.deadline_heap import DeadlineHeap
+from kestrelmq.scheduling.deadline_heap import DeadlineHeap
 
 pytestmark = pytest.mark.compiled
 

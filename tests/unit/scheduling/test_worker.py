@@ -13,7 +13,7 @@ from weakref import finalize
 import pytest
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.worker import InlineWorker, ThreadWorker, Worker
+from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 from tests.support.limits import no_new_threads
 from tests.support.patience import PATIENCE
 

@@ -43,8 +43,6 @@ crash leaves.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
@@ -54,7 +52,6 @@ from kestrelmq.engine.backlog import Backlog
 from kestrelmq.engine.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
 from kestrelmq.engine.delayed import DelayedItems
 from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.worker import InlineWorker, Job, Worker
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.held_logs import get_logger
@@ -68,6 +65,21 @@ from kestrelmq.journal.replacement import (
     Replacement,
 )
 from kestrelmq.journal.writer import FileJournal, JournalRemoval
+from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
+from kestrelmq.upkeep.policy import BLOCK, ROTATES, Action, JournalState, decide
+from kestrelmq.upkeep.states import (
+    Clearing,
+    Idle,
+    Pack,
+    Placing,
+    Removing,
+    Replaced,
+    Rewrite,
+    State,
+    Syncing,
+    Waiting,
+    Work,
+)
 
 log = get_logger(__name__)
 
@@ -85,211 +97,8 @@ ROTATION_SYNC_LIMIT: Final = 256 << 10
 INLINE_TRIM_LIMIT: Final = 256 << 10
 """Most bytes of a journal that is rewritten at once, without the worker, to trim memory."""
 _STEPS: Final = 16
-_BLOCK: Final = 4096
-"""Bytes of a block of the disk: about what the shortest file takes of it."""
 _OPEN_READ_OVERHEAD: Final = ADD_XID_HEADER - ADDX_HEADER + 1
 """Bytes that an open read at the start of a file takes besides its item, in either dialect."""
-
-
-# --- deciding ---
-
-
-class Action(Enum):
-    """What to do with a journal."""
-
-    NOTHING = auto()
-    START_EMPTY = auto()
-    """Begin a new file with the open reads only, and drop all others."""
-    ROTATE = auto()
-    """Begin a new file; in read-behind, make a checkpoint."""
-    PACK = auto()
-    """Replace the files up to the newest passed checkpoint by one."""
-    REWRITE = auto()
-    """Replace all files by one that holds what is live."""
-
-
-_ROTATES: Final = frozenset({Action.START_EMPTY, Action.ROTATE, Action.REWRITE})
-
-
-@dataclass(frozen=True, slots=True)
-class JournalState:
-    """What a decision depends on; sizes in bytes.
-
-    Attributes:
-        size: of all files.
-        current_size: of the current file.
-        live: of a file that would hold only the live items and open reads.
-        is_empty: whether no item waits.
-        gives_back: whether files of a queue that holds nothing are to go at once.
-        read_behind: whether items are on disk only.
-        since_rewrite: seconds since the last rewrite began; None before the first.
-        packable: of the files up to the newest passed checkpoint.
-        packed: about that of the pack that would replace them.
-        uncheckpointed: of the rotated files that are not covered by a checkpoint yet.
-    """
-
-    size: int
-    current_size: int
-    live: int
-    is_empty: bool = False
-    gives_back: bool = False
-    read_behind: bool = False
-    since_rewrite: float | None = None
-    packable: int = 0
-    packed: int = 0
-    uncheckpointed: int = 0
-
-
-def decide(state: JournalState, config: QueueConfig) -> Action:
-    """Return what to do now: the first of these rules that applies decides.
-
-    - The queue is empty, its journal is larger than `default_journal_size`, and at least half of
-      that is dead: begin a new file.
-    - It is empty, its files are to go at once, and the new one is a block at most: the same.
-    - In read-behind, a checkpoint was passed, the files up to it are at least twice as large as
-      their pack would be, and packing frees at least an eighth of the journal: pack them.
-    - The journal is larger than `max_journal_size`: rewrite it, at most once in each
-      `min_journal_compact_delay`, and only if that frees a good part of it.
-    - The same, unless `disable_aggressive_rewrites`, if the queue is wholly in memory, the journal
-      is larger than `default_journal_size`, and 15/16 of it are dead. A queue that is being drained
-      will soon be mostly empty, and copying a good part of it would be in vain.
-    - The current file is larger than `max_memory_size`: rotate it. In read-behind, everything
-      written since the last checkpoint counts, because large items may have spread that over
-      several files.
-
-    No rule copies more than three times what it frees. So together they cost at most a fixed
-    multiple of writing the journal, whatever the sizes, and no number of open reads leads to a
-    rewrite at every operation. (A rewrite beyond `max_journal_size` copies up to three bytes to
-    free one, the others copy at most as much as they free, and a rotation copies nothing.)
-
-    No rule counts files, because their sizes limit their number. A file that is rotated for its
-    size holds more than `max_memory_size`. The contents of a queue in memory fit in about that. So
-    beyond 16 such files, or beyond `default_journal_size` if that is more, 15/16 are dead.
-    """
-    dead = state.size - state.live
-    if state.is_empty and state.size > config.default_journal_size and 2 * dead >= state.size:
-        return Action.START_EMPTY
-    if state.is_empty and state.gives_back and state.live <= _BLOCK <= dead:
-        return Action.START_EMPTY
-    freed = state.packable - state.packed
-    if state.packable and freed >= state.packed and 8 * freed >= state.size:
-        return Action.PACK
-    if _may_rewrite(state, config):
-        # Items that are on disk only must be read for a rewrite, so more of the journal has to be
-        # dead.
-        if state.size > config.max_journal_size and (
-            2 * dead >= state.size if state.read_behind else 4 * dead >= state.size
-        ):
-            return Action.REWRITE
-        if (
-            not config.disable_aggressive_rewrites
-            and not state.read_behind
-            and state.size > config.default_journal_size
-            and 16 * dead >= 15 * state.size
-        ):
-            return Action.REWRITE
-    grown = state.current_size + (state.uncheckpointed if state.read_behind else 0)
-    if grown > config.max_memory_size:
-        return Action.ROTATE
-    return Action.NOTHING
-
-
-def _may_rewrite(state: JournalState, config: QueueConfig) -> bool:
-    delay = config.min_journal_compact_delay or 0.0
-    return state.since_rewrite is None or state.since_rewrite >= delay
-
-
-# --- the states ---
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """A replacement of all files, and numbers of the queue when it began.
-
-    Attributes:
-        replacement: replaces the files.
-        memory_items: items in memory.
-        read_items: items read back so far.
-        waiting: waiting items.
-        total_items: items added so far.
-        given_back: reads given back so far.
-        cures: whether the journal was suspect. The replacement cures it: everything that a failed
-            sync should have covered is written anew, and synced.
-    """
-
-    replacement: Replacement
-    memory_items: int
-    read_items: int
-    waiting: int
-    total_items: int
-    given_back: int
-    cures: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """A replacement of the files up to a checkpoint."""
-
-    replacement: Replacement
-    checkpoint: Checkpoint
-
-
-Work = Rewrite | Pack
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Replaced:
-    """Files that were replaced at `at` (monotonic seconds), and are still there.
-
-    `cures` as of the `Rewrite` that replaced them.
-    """
-
-    replacement: Replacement
-    at: float
-    cures: bool
-
-
-class Idle:
-    """Nothing is being done."""
-
-    __slots__ = ()
-
-
-class Syncing:
-    """The worker syncs the current file, so that a rotation need not do it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placing:
-    """The worker writes the new file and puts it in place."""
-
-    work: Work
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Clearing:
-    """New files have replaced the old ones, which the worker removes, the oldest first."""
-
-    replaced: tuple[Replaced, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A step failed; at `at` (monotonic seconds), the state `then` is entered."""
-
-    at: float
-    then: Idle | Placing | Clearing
-
-
-@dataclass(frozen=True, slots=True)
-class Removing:
-    """The journal is being removed, and nothing else is done to it.
-
-    Attributes:
-        given_up: the state of the replacement that this interrupted, if any.
-    """
-
-    given_up: Placing | Clearing | None
 
 
 def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> LiveContents:
@@ -305,9 +114,6 @@ def _live_contents(checkpoint: Checkpoint, now: LivePlaces, pause: Pause) -> Liv
 def _run_all(jobs: Sequence[Job], pause: Pause) -> None:
     for job in jobs:
         job(pause)
-
-
-State = Idle | Syncing | Placing | Clearing | Waiting | Removing
 
 
 class Upkeep:
@@ -468,7 +274,7 @@ class Upkeep:
             journal.suspect
             or self._is_removal_due
             or self._is_trim_due
-            or (self.gives_back and not len(self._backlog) and journal.size >= _BLOCK)
+            or (self.gives_back and not len(self._backlog) and journal.size >= BLOCK)
             or journal.size > min(self.attend_at, self.attend_empty_at)
         )
 
@@ -498,7 +304,7 @@ class Upkeep:
             return
         action = decide(self._journal_state(), self._config)
         self.gives_back &= action is Action.START_EMPTY
-        if action in _ROTATES and not self._may_rotate():
+        if action in ROTATES and not self._may_rotate():
             return
         match action:
             case Action.NOTHING:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from kestrelmq.clock import Pause, no_pause
-from kestrelmq.engine.deadline_watch import DeadlineWatch, Timed
-from kestrelmq.engine.worker import InlineWorker, Worker
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.held_logs import get_logger
+from kestrelmq.scheduling.deadline_watch import DeadlineWatch, Timed
+from kestrelmq.scheduling.worker import InlineWorker, Worker
 
 T = TypeVar("T")
 

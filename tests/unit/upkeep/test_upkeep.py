@@ -18,12 +18,13 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.upkeep import RETRY, Clearing, Idle, Placing, State, Waiting
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
 from kestrelmq.format.records import ADDX_HEADER, item, item_data
 from kestrelmq.format.scanning import decode
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.upkeep.states import Clearing, Idle, Placing, State, Waiting
+from kestrelmq.upkeep.upkeep import RETRY
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

@@ -7,9 +7,9 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.deadline_watch import DeadlineWatch
 from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.scheduling.deadline_watch import DeadlineWatch
 from tests.support.fake_clock import FakeClock
 
 LONG = ReserveTerms(lease=600_000, grace=1000, owner="worker")

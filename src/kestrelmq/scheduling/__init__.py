@@ -1,0 +1,1 @@
+"""When and where work on queues is done: rounds of syncs, deadlines, threads."""
