@@ -32,7 +32,7 @@ from typing import Any, Final
 from kestrelmq import clock
 from kestrelmq.cli.main import main as kestrelmq
 from kestrelmq.client.address import Address, open_socket
-from kestrelmq.engine import backlog
+from kestrelmq.queue import backlog
 from kestrelmq.scheduling import worker
 from kestrelmq.server.loop.event_loop import RunTurns, TurnSelector
 from kestrelmq.upkeep import upkeep

@@ -191,6 +191,6 @@ def test_a_queue_that_refuses_logs_once(server: ServerProcess) -> None:
         put(wire, "small", *["two"] * 50, reply=b"NOT_STORED\r\n")
         wire.ask(b"delete other\r\n", b"DELETED\r\n")
     until(lambda: bool(events(server, action="delete")))
-    (refused,) = events(server, logger="kestrelmq.engine.refusals")
+    (refused,) = events(server, logger="kestrelmq.queue.refusals")
     assert (refused["queue"], refused["level"]) == ("small", "warning")
     assert refused["refused"] == {"full_items": 1}

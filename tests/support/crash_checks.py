@@ -6,13 +6,13 @@ from functools import cache
 from pathlib import Path
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.names import group_files, parse_name
 from kestrelmq.format.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.loading import load_with_delayed, remove_left_over
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.queue.queue import Queue
 from tests.support.crash_scenarios import as_delayed
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item
+from kestrelmq.queue.large_items import WrittenAhead
+from kestrelmq.queue.queue import Queue
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.real_directory import SimulatedCrash

@@ -35,4 +35,4 @@ def test_imports_have_no_cycles() -> None:
     modules = _modules()
     needs = {name: _needs(path, modules) - {name} for name, path in modules.items()}
     order = list(TopologicalSorter(needs).static_order())
-    assert order.index("kestrelmq.errors") < order.index("kestrelmq.engine.queue")
+    assert order.index("kestrelmq.errors") < order.index("kestrelmq.queue.queue")

@@ -22,12 +22,12 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
 from kestrelmq.engine.metrics import Latency
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.refusals import RefusalReason
 from kestrelmq.engine.stats import read_numbers
 from kestrelmq.errors import JournalError
 from kestrelmq.protocol.memcache import Dump, Stats
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.refusals import RefusalReason
 from kestrelmq.scheduling.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.turns import TurnLoop

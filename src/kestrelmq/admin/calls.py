@@ -19,8 +19,8 @@ from kestrelmq.admin.connections import HttpConnection
 from kestrelmq.admin.errors import ApiError, busy
 from kestrelmq.admin.sampling import Sampler
 from kestrelmq.clock import SystemClock
-from kestrelmq.engine.queue import Queue
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import Action
 

@@ -21,7 +21,7 @@ from kestrelmq.admin.history import Histories, Point, Totals
 from kestrelmq.admin.slices import batches, slices
 from kestrelmq.clock import SystemClock
 from kestrelmq.engine.collection import name_of
-from kestrelmq.engine.queue import Queue
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.context import ServerContext
 
 SLICE: Final = 50

@@ -18,9 +18,9 @@ from kestrelmq.admin.calls import LINES, Answer, Call, now
 from kestrelmq.admin.errors import ApiError, translated
 from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import Imported
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, item_times
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices

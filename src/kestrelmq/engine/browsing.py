@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final
 
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.queue.queue import Queue
 
 _SKIPPED_AT_ONCE: Final = 10_000
 """Items on disk that are skipped between two pauses."""

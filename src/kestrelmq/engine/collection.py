@@ -25,11 +25,7 @@ from kestrelmq.engine.deletion import Deletions
 from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.engine.path_guard import PathGuard
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
-from kestrelmq.engine.reservations import Owners
-from kestrelmq.engine.written_ahead import LargePut, WrittenAhead, add_to_each
 from kestrelmq.errors import (
     InvalidDeclaration,
     InvalidQueueName,
@@ -45,6 +41,10 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.large_items import LargePut, WrittenAhead, add_to_each
+from kestrelmq.queue.leases import Owners
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch
 from kestrelmq.scheduling.durability import Committable, GroupCommit, sync_now
 from kestrelmq.scheduling.worker import InlineWorker, run_to_end

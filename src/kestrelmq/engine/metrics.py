@@ -15,8 +15,8 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Final
 
-from kestrelmq.engine.queue import Queue
 from kestrelmq.format.records import ADDX, REMOVE, REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import Committable
 
 _PARTS: Final = 8

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
+from kestrelmq.queue.queue import Queue
 
 Pairs = Iterable[tuple[str, Any]]
 """Names and values."""

@@ -93,7 +93,7 @@ class Reservation:
         size: the memory that their items take, those included.
         left: how many have not ended.
         number: orders those of an owner; 0 if it was not needed yet. This and what follows is of no
-            meaning for the journal; `engine.reservations` says more.
+            meaning for the journal; `queue.leases` says more.
         deadline: when the lease ends (monotonic seconds).
         set_at: when the deadline was set, as a number that grows.
         extended: the deadlines of reads that were extended alone, and when those were set.

@@ -26,8 +26,6 @@ from kestrelmq.engine.moving import (
     Redrive,
     Step,
 )
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.given_data import given_count, given_number, item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess
@@ -36,6 +34,8 @@ from kestrelmq.library.items import Delay, Expiry, item_times
 from kestrelmq.library.opening import check_settings, given_name
 from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import GroupCommit, sync_now
 from kestrelmq.scheduling.worker import ThreadWorker
 

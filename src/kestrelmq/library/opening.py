@@ -14,11 +14,11 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.disk.locks import FileLock, QueuePathLock
 from kestrelmq.disk.renaming import make_queue_path
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.journal.loading import load_with_delayed
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import GroupCommit
 
 

@@ -26,9 +26,7 @@ from typing import Any, Final, TypeVar
 
 from kestrelmq.clock import Clock
 from kestrelmq.engine.browsing import Look, Tour
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import READ_BYTES, SEARCHED_ITEMS, Search, matches, page_of
-from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import (
     ImportStopped,
     KestrelError,
@@ -51,6 +49,8 @@ from kestrelmq.library.items import (
 )
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.reserving import MAX_RESERVED
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.tags import parse_tag
 from kestrelmq.tools.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
 

@@ -13,7 +13,6 @@ from subprocess import Popen
 from typing import Final, TypeVar
 
 from kestrelmq.engine.browsing import Look, Tour
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.searching import (
     READ_BYTES,
     SEARCHED_ITEMS,
@@ -23,6 +22,7 @@ from kestrelmq.engine.searching import (
     page_of,
 )
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.loop.threads import in_thread
 
 MAX_COUNT: Final = 1000

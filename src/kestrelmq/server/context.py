@@ -11,10 +11,10 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.engine.counters import LARGE_ITEM, Counters
 from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.queue import Queue
 from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import LATEST
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import Worker
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest

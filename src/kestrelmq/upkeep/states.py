@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kestrelmq.engine.changes import Checkpoint
 from kestrelmq.journal.replacement import Replacement
+from kestrelmq.queue.changes import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

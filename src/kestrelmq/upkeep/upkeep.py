@@ -48,10 +48,6 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
-from kestrelmq.engine.delayed import DelayedItems
-from kestrelmq.engine.reads import OpenReads
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER
 from kestrelmq.held_logs import get_logger
@@ -65,6 +61,10 @@ from kestrelmq.journal.replacement import (
     Replacement,
 )
 from kestrelmq.journal.writer import FileJournal, JournalRemoval
+from kestrelmq.queue.backlog import Backlog
+from kestrelmq.queue.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
+from kestrelmq.queue.delayed import DelayedItems
+from kestrelmq.queue.reads import OpenReads
 from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
 from kestrelmq.upkeep.policy import BLOCK, ROTATES, Action, JournalState, decide
 from kestrelmq.upkeep.states import (

@@ -9,8 +9,8 @@ import pytest
 
 from kestrelmq.admin.sampling import ALL, Sampler, snapshot_of
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.waiters import ReadMode, Waiter
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 

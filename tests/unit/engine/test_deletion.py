@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.worker import InlineWorker
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal, NoJournal
+from kestrelmq.queue.large_items import WrittenAhead
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, items_on_disk
 

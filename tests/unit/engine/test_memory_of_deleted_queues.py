@@ -6,14 +6,14 @@ from typing import Final
 import pytest
 
 from kestrelmq.disk.directories import DiskFile
-from kestrelmq.engine.backlog import Backlog, ReadBehind
-from kestrelmq.engine.changes import Changes
-from kestrelmq.engine.delayed import DelayedItems
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.reservations import Reservations
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
+from kestrelmq.queue.backlog import Backlog, ReadBehind
+from kestrelmq.queue.changes import Changes
+from kestrelmq.queue.delayed import DelayedItems
+from kestrelmq.queue.leases import Reservations
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.reads import OpenReads
 from kestrelmq.upkeep.upkeep import Upkeep
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.turning import alive, no_collector

@@ -17,10 +17,10 @@ from kestrelmq.engine.moving import (
     Moved,
     Redrive,
 )
-from kestrelmq.engine.paused import Paused
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import item_deliveries
+from kestrelmq.queue.paused import Paused
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, run_to_end
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings

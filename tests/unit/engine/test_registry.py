@@ -12,9 +12,9 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.engine import registry
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.registry import QueueEntry, QueueRegistry, declaration
 from kestrelmq.errors import JournalError
+from kestrelmq.queue.paused import Paused
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.departures import LargeMove
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.records import add_xid, item, item_data, save_xid, unremove
+from kestrelmq.queue.departures import LargeMove
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import GroupCommit
 from kestrelmq.server.loop.background import kept_running
 from tests.support.crashing_directory import CrashingDirectory

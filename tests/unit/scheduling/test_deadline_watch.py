@@ -7,8 +7,8 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
 from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch
 from tests.support.fake_clock import FakeClock
 

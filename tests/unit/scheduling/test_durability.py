@@ -6,10 +6,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_data
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

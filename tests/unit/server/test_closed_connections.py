@@ -14,9 +14,9 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.waiters import Waiter
 from kestrelmq.protocol.text import TextParser
 from kestrelmq.protocol.thrift import ThriftParser
+from kestrelmq.queue.waiters import Waiter
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.replies import Replies

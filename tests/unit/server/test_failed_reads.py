@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.queue.queue import Queue
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get

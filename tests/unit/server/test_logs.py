@@ -184,7 +184,7 @@ def test_a_line_of_json_has_an_rfc_3339_time_and_the_fields_of_the_event() -> No
     """In UTC, with milliseconds; and nothing else that Python keeps in a record."""
     record = logging.makeLogRecord(
         {
-            "name": "kestrelmq.engine.queue",
+            "name": "kestrelmq.queue.queue",
             "levelname": "WARNING",
             "msg": "queue %s:\n%d items",
             "args": ("jobs", 3),
@@ -197,7 +197,7 @@ def test_a_line_of_json_has_an_rfc_3339_time_and_the_fields_of_the_event() -> No
     assert formatted(record) == {
         "time": "2023-11-14T22:13:20.062Z",
         "level": "warning",
-        "logger": "kestrelmq.engine.queue",
+        "logger": "kestrelmq.queue.queue",
         "message": "queue jobs:\n3 items",
         "queue": "jobs",
         "refused": {"too_large": 2},

@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.queue import Queue
 from kestrelmq.format.records import item_deliveries
 from kestrelmq.protocol.memcache import Request
 from kestrelmq.protocol.reserving import Reserve
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.requests.reads import HeldReadsReturn
 from kestrelmq.server.requests.reserving import AwaitedRequest
 from tests.support.crashing_directory import CrashingDirectory

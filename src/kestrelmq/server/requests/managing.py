@@ -8,7 +8,6 @@ from collections.abc import Coroutine
 from typing import Final, TypeAlias
 
 from kestrelmq.engine.moving import Moved
-from kestrelmq.engine.paused import Paused
 from kestrelmq.engine.searching import Page, Search
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
@@ -27,6 +26,7 @@ from kestrelmq.protocol.managing import (
     SetStatus,
     Shutdown,
 )
+from kestrelmq.queue.paused import Paused
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM_TO_SEND, OutOfMemory, ServerContext

@@ -8,8 +8,8 @@ from collections.abc import Generator
 from functools import partial
 
 from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import Job
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests.changes import run_job, wait_until_durable

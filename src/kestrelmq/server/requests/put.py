@@ -14,10 +14,10 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.written_ahead import LargePut, WrittenAhead
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.marks import PutMark
+from kestrelmq.queue.large_items import LargePut, WrittenAhead
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext

@@ -16,10 +16,10 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import chain, islice
 from typing import Final
 
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.scheduling.worker import run_to_end
 from kestrelmq.server.connection import Connection, PendingRequest

@@ -21,8 +21,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, TypeAlias
 
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import (
     KestrelError,
     NoDeadLetterQueue,
@@ -41,6 +39,8 @@ from kestrelmq.protocol.reserving import (
     Retire,
     nonce_text,
 )
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ClientForbidden, ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues

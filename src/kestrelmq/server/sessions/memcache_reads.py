@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import (
     InvalidDeclaration,
     InvalidQueueName,
@@ -17,6 +15,8 @@ from kestrelmq.errors import (
 )
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import Forbidden, ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, data_of

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import ADDX_HEADER, first_xid, is_run, item_deliveries, item_times
 from kestrelmq.journal.reserved_reads import Reservation
@@ -19,6 +18,7 @@ from kestrelmq.protocol.reserving import (
     Reserve,
     Retire,
 )
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests.reserving import (

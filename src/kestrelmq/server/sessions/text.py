@@ -10,8 +10,6 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.engine.counters import LARGE_ITEM
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.protocol import text
@@ -33,6 +31,8 @@ from kestrelmq.protocol.text import (
     Put,
     TextParser,
 )
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, ServerContext

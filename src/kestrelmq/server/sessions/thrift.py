@@ -9,8 +9,6 @@ from collections.abc import Coroutine, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
@@ -31,6 +29,8 @@ from kestrelmq.protocol.thrift_service import (
     Request,
     ThriftStatus,
 )
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import NO_ROOM, OutOfMemory, ServerContext

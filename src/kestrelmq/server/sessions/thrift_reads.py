@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kestrelmq.engine.queue import Queue
+from kestrelmq.queue.queue import Queue
 
 _SLACK: Final = 64
 _ID_BITS: Final = 53

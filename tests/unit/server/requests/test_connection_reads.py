@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from kestrelmq.engine.queue import Queue
+from kestrelmq.queue.queue import Queue
 from kestrelmq.server.requests.reads import ConnectionOpenReads
 from tests.support.local_queues import LocalQueues, queue_settings
 

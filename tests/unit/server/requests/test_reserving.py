@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import RESERVED_MEMORY
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_deliveries, item_expiry
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.queue import RESERVED_MEMORY
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.queue import Queue
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import GroupCommit
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from tests.support.fake_clock import FakeClock

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data, item_deliveries
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Final
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.paused import Paused
+from kestrelmq.queue.paused import Paused
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.disk.directories import Directory
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_data
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -29,12 +29,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.reads import OpenReads
 from kestrelmq.format.records import ADDX, ADDX_HEADER, another, item_add_time
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms
+from kestrelmq.queue.backlog import Backlog
+from kestrelmq.queue.reads import OpenReads
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tests.support.limits import largest_file
 
 def test_what_changes_a_queue_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line for each record, without the data; a queue that is not traced logs nothing."""
-    caplog.set_level(logging.INFO, "kestrelmq.engine.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
     for name, is_traced in (("quiet", False), ("work", True)):
         with PersistentQueue(name, tmp_path, QueueConfig(enable_trace=is_traced)) as queue:
             queue.add(b"secret")
@@ -39,7 +39,7 @@ def test_what_could_not_be_written_is_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was taken back."""
-    caplog.set_level(logging.INFO, "kestrelmq.engine.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
     with PersistentQueue("work", tmp_path, QueueConfig(enable_trace=True)) as queue:
         with largest_file(10), pytest.raises(JournalError):
             queue.add(b"x" * 1000)
@@ -56,7 +56,7 @@ def test_what_is_written_in_its_own_way_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A large item, whose record has a file of its own; a flush is one line, not one an item."""
-    caplog.set_level(logging.INFO, "kestrelmq.engine.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
     config = ServerConfig(queue_path=tmp_path, default=QueueConfig(enable_trace=True))
     collection = QueueCollection(config, FakeClock())
     collection.open()

@@ -10,11 +10,11 @@ thread only makes the record.
 from collections.abc import Callable, Iterable, Sequence
 
 from kestrelmq.clock import Pause
-from kestrelmq.engine.queue import Queue
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.notes import ItemNote, item_note
 from kestrelmq.format.records import ADDX_HEADER, annotated, item_expiry, item_in_pieces
 from kestrelmq.marks import PutMark
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import sync_now
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.queue import Queue
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import ConfigError
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_data, item_deliveries
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.library import PersistentQueue
+from kestrelmq.queue.queue import Queue
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import GroupCommit
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

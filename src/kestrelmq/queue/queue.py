@@ -26,34 +26,6 @@ from typing import Final, Protocol
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.config.values import MAX_DURATION
-from kestrelmq.engine.backlog import Backlog
-from kestrelmq.engine.changes import (
-    Changes,
-    EpochRetired,
-    HeadDropped,
-    ItemAdded,
-    MarkedItemAdded,
-    NoDeliveries,
-    ReadConfirmed,
-    ReadGivenBack,
-    ReadHeldBack,
-    ReadOpened,
-    ReadsConfirmed,
-    ReadsOpened,
-    ReadsReserved,
-    TagDone,
-    TermsChanged,
-)
-from kestrelmq.engine.delayed import (
-    DelayedItems,
-    companion_settings,
-)
-from kestrelmq.engine.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
-from kestrelmq.engine.limits import NO_LIMITS, QueueLimits
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.reads import OpenReads
-from kestrelmq.engine.refusals import RefusalReason, Refusals
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.describing import describe_records
@@ -99,6 +71,31 @@ from kestrelmq.journal.reserved_reads import (
 from kestrelmq.journal.shared_empty import NOBODY, own_line
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.marks import PutMark
+from kestrelmq.queue.backlog import Backlog
+from kestrelmq.queue.changes import (
+    Changes,
+    EpochRetired,
+    HeadDropped,
+    ItemAdded,
+    MarkedItemAdded,
+    NoDeliveries,
+    ReadConfirmed,
+    ReadGivenBack,
+    ReadHeldBack,
+    ReadOpened,
+    ReadsConfirmed,
+    ReadsOpened,
+    ReadsReserved,
+    TagDone,
+    TermsChanged,
+)
+from kestrelmq.queue.delayed import DelayedItems, companion_settings
+from kestrelmq.queue.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
+from kestrelmq.queue.limits import NO_LIMITS, QueueLimits
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.reads import OpenReads
+from kestrelmq.queue.refusals import RefusalReason, Refusals
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import Committable, GroupCommit
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
 from kestrelmq.tags import parse_tag

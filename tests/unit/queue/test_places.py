@@ -2,8 +2,8 @@
 
 import pytest
 
-from kestrelmq.engine.changes import PlaceTracker, ReadConfirmed, ReadGivenBack, ReadOpened
 from kestrelmq.format.records import item
+from kestrelmq.queue.changes import PlaceTracker, ReadConfirmed, ReadGivenBack, ReadOpened
 
 pytestmark = pytest.mark.compiled
 

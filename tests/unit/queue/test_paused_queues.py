@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data
+from kestrelmq.queue.large_items import WrittenAhead
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled

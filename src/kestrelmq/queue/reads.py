@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final, cast
 
-from kestrelmq.engine.reservations import Reservations
 from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
@@ -29,6 +28,7 @@ from kestrelmq.journal.replay import opened_xid
 from kestrelmq.journal.reserved_reads import Reservation, ReservedReads
 from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.queue.leases import Reservations
 from kestrelmq.scheduling.deadline_heap import DeadlineHeap
 
 _COLLECTED_AT_ONCE: Final = 2000

@@ -7,14 +7,14 @@ import pytest
 from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.waiters import ReadMode, Waiter
-from kestrelmq.engine.written_ahead import WrittenAhead
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
 from kestrelmq.marks import PutMark
+from kestrelmq.queue.large_items import WrittenAhead
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import sync_now
 from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory

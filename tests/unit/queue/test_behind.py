@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.backlog import READ_AHEAD, READY_BYTES, ReadBehind
 from kestrelmq.journal.reader import JournalReader
+from kestrelmq.queue.backlog import READ_AHEAD, READY_BYTES, ReadBehind
 
 pytestmark = pytest.mark.compiled
 

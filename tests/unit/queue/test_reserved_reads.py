@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.changes import ReadsReserved
-from kestrelmq.engine.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.errors import QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.records import (
     ADDX_HEADER,
@@ -26,6 +23,9 @@ from kestrelmq.format.records import (
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms, reserved_note
+from kestrelmq.queue.changes import ReadsReserved
+from kestrelmq.queue.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 

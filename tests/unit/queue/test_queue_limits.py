@@ -8,10 +8,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.limits import QueueLimits
-from kestrelmq.engine.paused import Paused
-from kestrelmq.engine.waiters import ReadMode, Waiter
 from kestrelmq.format.records import item_data, item_expiry
+from kestrelmq.queue.limits import QueueLimits
+from kestrelmq.queue.paused import Paused
+from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
 

@@ -10,8 +10,8 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.queue import Queue
 from kestrelmq.marks import PutMark
+from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

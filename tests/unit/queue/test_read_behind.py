@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.backlog import LARGE_RECORD
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.queue.backlog import LARGE_RECORD
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
 

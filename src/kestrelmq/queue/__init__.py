@@ -1,0 +1,1 @@
+"""One queue in memory: its items, its readers, and the records that they make."""
