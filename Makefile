@@ -69,10 +69,10 @@ test: everything ## all tests, interpreted or compiled, and those of the hot pat
 	    compiled=$$?; $(call PASSED,$$compiled) || exit $$compiled; \
 	    [ $$interpreted = 0 ] || [ $$compiled = 0 ]
 
-coverage: $(STAMPS)/dev ## branch coverage of the journal and the engine by the tests that need no server
+coverage: $(STAMPS)/dev ## branch coverage of journals and queues by the tests that need no server
 	$(BIN)/pytest $(IN_PARALLEL) tests/unit tests/property --cov --cov-report=term $(ARGS)
 
-mutants: $(STAMPS)/dev ## which changes of the journal and the engine no test notices; MUTANTS='*' tries all, for hours
+mutants: $(STAMPS)/dev ## which changes of journals and queues no test notices; MUTANTS='*' tries all, for hours
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutate]'
 	$(BIN)/mutmut run "$(MUTANTS)"
 	$(BIN)/mutmut results

@@ -15,8 +15,8 @@ from kestrelmq.admin.sampling import SLICE, Sampler
 from kestrelmq.admin.slices import clear_in_slices, slices
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import Counters
 from kestrelmq.scheduling.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices

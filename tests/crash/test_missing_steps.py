@@ -65,7 +65,7 @@ UNSEEN_IN = {
     "disk/renaming.py rename_durably": DISK,
     "disk/renaming.py replacing": "what it writes is no part of a queue",
     "disk/renaming.py sync_path": DISK,
-    "engine/registry.py QueueRegistry._replace": "what it calls is looked at",
+    "queues/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
     "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/live/dead_letters.py": TASKS,

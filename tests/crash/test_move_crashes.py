@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine import moving
 from kestrelmq.queue.departures import Departures
+from kestrelmq.queues import moving
 from tests.support.crash_checks import Checker, WrongState, is_unread
 from tests.support.crash_moves import WAYS, MovingItems, allows
 from tests.support.crash_recordings import QUICK

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.records import item, item_data
 from kestrelmq.marks import PutMark
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.crash_checks import is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 from tests.support.fake_clock import FakeClock

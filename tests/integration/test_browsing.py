@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.engine.searching import MAX_SECONDS
 from kestrelmq.errors import InvalidRequest, ServerRefused
+from kestrelmq.queues.searching import MAX_SECONDS
 from kestrelmq.server.browsing import MAX_SEARCHES
 from tests.admin.conftest import Admin
 from tests.support.patience import PATIENCE, until
@@ -123,7 +123,7 @@ class Endless(ServerProcess):
     """A server whose regular expressions never end by themselves."""
 
     command = (
-        "from kestrelmq.engine import searching\n"
+        "from kestrelmq.queues import searching\n"
         "searching._PROGRAM = 'import time; time.sleep(1000)'\n"
         "searching.MAX_SECONDS = 1000\n"
         "from kestrelmq.cli.main import main\n"

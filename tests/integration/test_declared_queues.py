@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.client import AsyncClient, Client
-from kestrelmq.engine.registry import decode
+from kestrelmq.queues.registry import decode
 from tests.support.patience import until
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, put, stats, value

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.records import item_data
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from tests.support.fake_clock import FakeClock
 from tests.support.server import ServerProcess, running_server

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.protocol.foreign import binary_refusal
+from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.version import VERSION
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats

@@ -31,7 +31,7 @@ dead_letter_queue = "zebra"
 # The fanout and the long queue are loaded once the file is gone.
 GATED = """
 import time
-from kestrelmq.engine import collection
+from kestrelmq.queues import collection
 
 load_queue = collection.load_with_delayed
 
@@ -47,7 +47,7 @@ from kestrelmq.cli.main import main; main()
 # One second more than the server waits before it serves.
 SLOW = """
 import time
-from kestrelmq.engine import collection
+from kestrelmq.queues import collection
 
 load_queue = collection.load_with_delayed
 

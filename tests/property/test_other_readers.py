@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import TagRefused
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import (
@@ -40,6 +39,7 @@ from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
 from kestrelmq.spark.plan.spool import list_files
 from kestrelmq.tools.export_rows import ExportRow

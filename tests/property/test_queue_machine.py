@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item, item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.upkeep import upkeep
 from kestrelmq.upkeep.states import Waiting
 from tests.support.crashing_directory import CrashLoss

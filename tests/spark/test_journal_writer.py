@@ -13,8 +13,8 @@ from pyspark.sql import functions as f
 from kestrelmq.clock import SystemClock
 from kestrelmq.config.model import ServerConfig
 from kestrelmq.disk.locks import QueuePathLock
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import QueuePathLocked
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.spark import register
 from kestrelmq.spark.reading import write_journals
 from tests.spark.processes import SparkProcess

@@ -8,9 +8,9 @@ from typing import Final
 
 from kestrelmq.clock import no_pause
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.moving import Move, Redrive
 from kestrelmq.format.records import item_data
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.moving import Move, Redrive
 from kestrelmq.tools.export_rows import ExportRow, live_rows, to_json
 from tests.support.crash_checks import Items, Queues
 from tests.support.fake_clock import FakeClock

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.disk.directories import replace_file
-from kestrelmq.engine.registry import QueueEntry, QueueRegistry, decode
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues.registry import QueueEntry, QueueRegistry, decode
 from kestrelmq.upkeep import upkeep
 from tests.support.crash_checks import REGISTRY, STATUS, Allowed, Queues, is_unread
 from tests.support.crash_scenarios import (

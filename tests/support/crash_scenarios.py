@@ -4,11 +4,11 @@ from collections import deque
 from dataclasses import dataclass
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.real_directory import SimulatedCrash

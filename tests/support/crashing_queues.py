@@ -9,9 +9,9 @@ from typing import Final
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import Directory
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.records import item_data
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import Worker
 from tests.support.fake_clock import FakeClock
 

@@ -11,10 +11,10 @@ from typing import Final, Self
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import Counters
 from kestrelmq.scheduling.worker import ThreadWorker, Worker
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext

@@ -19,15 +19,15 @@ from kestrelmq.cli import tables
 from kestrelmq.client.statistics import QueueStats, over_servers, queue_stats
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.metrics import Latency
-from kestrelmq.engine.stats import read_numbers
 from kestrelmq.errors import JournalError
 from kestrelmq.protocol.memcache import Dump, Stats
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.refusals import RefusalReason
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import Counters
+from kestrelmq.queues.metrics import Latency
+from kestrelmq.queues.stats import read_numbers
 from kestrelmq.scheduling.worker import InlineWorker
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.turns import TurnLoop

@@ -10,9 +10,9 @@ from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from kestrelmq.admin.slices import slices
-from kestrelmq.engine.loading_queues import still_loading
-from kestrelmq.engine.stats import damaged_queues
 from kestrelmq.queue.queue import NO_ROOM
+from kestrelmq.queues.loading_queues import still_loading
+from kestrelmq.queues.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 

@@ -26,12 +26,12 @@ from kestrelmq.admin.models import (
     Stored,
 )
 from kestrelmq.admin.slices import slices
-from kestrelmq.engine.moving import Moved
-from kestrelmq.engine.searching import Search
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.moving import Moved
+from kestrelmq.queues.searching import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ItemTimes

@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.slices import clear_in_slices, slices
-from kestrelmq.engine.metrics import Histogram, Histograms, Summary
-from kestrelmq.engine.stats import damage_texts, queue_texts, read_counters, read_gauges
 from kestrelmq.protocol.stats import SERVER_STATS
+from kestrelmq.queues.metrics import Histogram, Histograms, Summary
+from kestrelmq.queues.stats import damage_texts, queue_texts, read_counters, read_gauges
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.version import VERSION

@@ -28,9 +28,9 @@ from prometheus_client.registry import Collector
 
 from kestrelmq.admin.sampling import state_of
 from kestrelmq.admin.slices import batches
-from kestrelmq.engine.metrics import Histogram, Latency
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Metric, Statistic
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.metrics import Histogram, Latency
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import Status

@@ -36,14 +36,14 @@ from kestrelmq.admin.sampling import (
 )
 from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.loading_queues import still_loading
-from kestrelmq.engine.metrics import Histograms
-from kestrelmq.engine.moving import sources_of_dead_letters
-from kestrelmq.engine.stats import read_numbers
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.loading_queues import still_loading
+from kestrelmq.queues.metrics import Histograms
+from kestrelmq.queues.moving import sources_of_dead_letters
+from kestrelmq.queues.stats import read_numbers
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes

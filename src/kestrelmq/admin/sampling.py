@@ -20,8 +20,8 @@ from typing import Final, Literal, NamedTuple
 from kestrelmq.admin.history import Histories, Point, Totals
 from kestrelmq.admin.slices import batches, slices
 from kestrelmq.clock import SystemClock
-from kestrelmq.engine.collection import name_of
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import name_of
 from kestrelmq.server.context import ServerContext
 
 SLICE: Final = 50

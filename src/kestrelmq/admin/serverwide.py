@@ -6,7 +6,7 @@ from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
 from kestrelmq.config import RELOADED, ServerConfig, secret_settings
-from kestrelmq.engine.stats import damaged_queues
+from kestrelmq.queues.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.requests import changes

@@ -19,7 +19,7 @@ from kestrelmq.names import queue_name_error
 TEMPORARY_MARK: Final = "~~"
 LOCK_NAME: Final = "~~lock"
 QUEUES_NAME: Final = "~~queues"
-"""What clients have set for single queues: see `engine.registry`."""
+"""What clients have set for single queues: see `queues.registry`."""
 DAMAGED: Final = "damaged"
 """Purpose of a side file that could not be used, set aside."""
 _DELAYED: Final = "~~delayed"

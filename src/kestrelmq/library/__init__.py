@@ -4,12 +4,12 @@ The files in a queue path are the same as a server's, so a server can use them l
 uses a path, the library cannot use it, and the other way round.
 """
 
-from kestrelmq.engine.moving import Moved
 from kestrelmq.library.aio import AsyncPersistentQueue
 from kestrelmq.library.blocking import BlockingQueue, HeldItem, PersistentQueue
 from kestrelmq.library.collection import QueueCollection
 from kestrelmq.library.items import Expiry, FoundItem, FoundItems, Item
 from kestrelmq.library.operations import AsyncHeldItem
+from kestrelmq.queues.moving import Moved
 
 __all__ = [
     "AsyncHeldItem",

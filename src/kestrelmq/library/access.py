@@ -25,13 +25,13 @@ from typing import Final, TypeVar
 from weakref import WeakMethod
 
 from kestrelmq.clock import SystemClock, Throttle
-from kestrelmq.engine.browsing import Look
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
 from kestrelmq.held_logs import get_logger, log_afterwards
 from kestrelmq.library.items import Item
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.browsing import Look
 from kestrelmq.scheduling.durability import Committable, GroupCommit, SyncRound, nothing
 
 T = TypeVar("T")

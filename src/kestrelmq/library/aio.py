@@ -24,7 +24,6 @@ from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.browsing import Look
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
 from kestrelmq.library.access import UPKEEP_PERIOD
@@ -33,6 +32,7 @@ from kestrelmq.library.opening import check_queue, open_queue
 from kestrelmq.library.operations import AsyncHeldItem, QueueOperations, alone
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.browsing import Look
 from kestrelmq.scheduling.durability import Committable, GroupCommit, nothing, sync_now
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 

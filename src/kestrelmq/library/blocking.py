@@ -21,7 +21,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.browsing import Look
 from kestrelmq.errors import KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, WaitingThread
 from kestrelmq.library.items import Item, longest_wait
@@ -29,6 +28,7 @@ from kestrelmq.library.opening import check_queue, open_queue
 from kestrelmq.library.operations import AsyncHeldItem, Held, QueueOperations, QueueUse, alone
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
+from kestrelmq.queues.browsing import Look
 from kestrelmq.scheduling.durability import GroupCommit, sync_now
 from kestrelmq.scheduling.worker import ThreadWorker
 

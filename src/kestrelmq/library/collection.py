@@ -16,16 +16,6 @@ from typing import Any, Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
-from kestrelmq.engine.browsing import Look
-from kestrelmq.engine.collection import QueueCollection as Queues
-from kestrelmq.engine.moving import (
-    SLICE_BYTES,
-    Copy,
-    Move,
-    Moved,
-    Redrive,
-    Step,
-)
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.given_data import given_count, given_number, item_bytes
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess
@@ -36,6 +26,9 @@ from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.browsing import Look
+from kestrelmq.queues.collection import QueueCollection as Queues
+from kestrelmq.queues.moving import SLICE_BYTES, Copy, Move, Moved, Redrive, Step
 from kestrelmq.scheduling.durability import GroupCommit, sync_now
 from kestrelmq.scheduling.worker import ThreadWorker
 

@@ -40,7 +40,7 @@ class Item:
 
     @classmethod
     def of(cls, record: bytes, xid: int) -> "Item":
-        """Make an item from the record that the engine holds."""
+        """Make an item from the record that the queue holds."""
         return cls(
             item_data(record),
             item_add_time(record),

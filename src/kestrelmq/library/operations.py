@@ -25,8 +25,6 @@ from itertools import count as counting
 from typing import Any, Final, TypeVar
 
 from kestrelmq.clock import Clock
-from kestrelmq.engine.browsing import Look, Tour
-from kestrelmq.engine.searching import READ_BYTES, SEARCHED_ITEMS, Search, matches, page_of
 from kestrelmq.errors import (
     ImportStopped,
     KestrelError,
@@ -51,6 +49,8 @@ from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
+from kestrelmq.queues.browsing import Look, Tour
+from kestrelmq.queues.searching import READ_BYTES, SEARCHED_ITEMS, Search, matches, page_of
 from kestrelmq.tags import parse_tag
 from kestrelmq.tools.export_rows import ExportRow, dead_letter_fields, live_rows, to_json
 

@@ -1,1 +1,1 @@
-"""Protocol codecs: bytes in, commands out; replies in, bytes out. No sockets, no engine."""
+"""Protocol codecs: bytes in, commands out; replies in, bytes out. No sockets, no queues."""

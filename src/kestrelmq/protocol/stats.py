@@ -6,7 +6,7 @@ statistics of queues by their names), and `docs/reference.md`.
 
 To add a statistic, add a line to a list. Its `source` is where the server finds the value: an
 attribute of the queue (`queue.queue.Queue`), of one of its parts, or of the server's numbers
-(`engine.stats.ServerNumbers`).
+(`queues.stats.ServerNumbers`).
 """
 
 from dataclasses import dataclass

@@ -20,12 +20,12 @@ from typing import Final, Protocol
 
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
-from kestrelmq.engine.startup import StartUp
 from kestrelmq.errors import KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import Counters
+from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.clients import close_silent

@@ -12,17 +12,10 @@ from contextlib import closing
 from subprocess import Popen
 from typing import Final, TypeVar
 
-from kestrelmq.engine.browsing import Look, Tour
-from kestrelmq.engine.searching import (
-    READ_BYTES,
-    SEARCHED_ITEMS,
-    Page,
-    Search,
-    matches,
-    page_of,
-)
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.browsing import Look, Tour
+from kestrelmq.queues.searching import READ_BYTES, SEARCHED_ITEMS, Page, Search, matches, page_of
 from kestrelmq.server.loop.threads import in_thread
 
 MAX_COUNT: Final = 1000

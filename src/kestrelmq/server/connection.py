@@ -17,8 +17,8 @@ import termios
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
-from kestrelmq.engine.counters import Counters
 from kestrelmq.errors import JournalError
+from kestrelmq.queues.counters import Counters
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import LARGE_ITEM, Counters
-from kestrelmq.engine.metrics import Latencies
-from kestrelmq.engine.stats import ServerNumbers, server_stats
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import LATEST
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import LARGE_ITEM, Counters
+from kestrelmq.queues.metrics import Latencies
+from kestrelmq.queues.stats import ServerNumbers, server_stats
 from kestrelmq.scheduling.worker import Worker
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest

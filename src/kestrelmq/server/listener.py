@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from kestrelmq.engine.counters import Counters
+from kestrelmq.queues.counters import Counters
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.logs import LogThrottle
 from kestrelmq.server.loop.turns import TurnLoop

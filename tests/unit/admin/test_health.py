@@ -6,8 +6,8 @@ from pathlib import Path
 from kestrelmq.admin.health import MOST_LISTED, health_of
 from kestrelmq.admin.prometheus import Exposition
 from kestrelmq.admin.sampling import state_of
-from kestrelmq.engine.stats import damaged_queues, stats_of
 from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.queues.stats import damaged_queues, stats_of
 from kestrelmq.server.long_reply import in_slices
 from tests.support.turning import Turning
 

@@ -20,7 +20,7 @@ from kestrelmq.disk.write_directories import (
     remove_abandoned,
     remove_all,
 )
-from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

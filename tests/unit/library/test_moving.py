@@ -16,8 +16,8 @@ from kestrelmq import (
     QueueConfig,
     QueueUnavailable,
 )
-from kestrelmq.engine.browsing import View
 from kestrelmq.library import Item, Moved
+from kestrelmq.queues.browsing import View
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 

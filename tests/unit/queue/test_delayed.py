@@ -8,7 +8,6 @@ import pytest
 from kestrelmq.clock import SystemClock, no_pause
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory, DiskDirectory
-from kestrelmq.engine.stats import queue_texts
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.journal.packing import pack
@@ -18,6 +17,7 @@ from kestrelmq.queue.delayed import SLICE_ITEMS
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.stats import queue_texts
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.tools.export_rows import from_json, to_json
 from kestrelmq.tools.import_export import import_rows, rows

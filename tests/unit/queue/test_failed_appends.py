@@ -10,11 +10,11 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file

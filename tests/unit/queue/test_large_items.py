@@ -7,13 +7,13 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item, item_data, item_expiry
 from kestrelmq.marks import PutMark
 from kestrelmq.queue.large_items import LargePut, WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import items_on_disk

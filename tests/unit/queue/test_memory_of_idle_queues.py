@@ -7,9 +7,9 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.loading_queues import LoadingQueues
 from kestrelmq.format.records import item
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.loading_queues import LoadingQueues
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.stats import damaged_queues, stats_of
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import REMOVE_TENTATIVE, REMOVE_TENTATIVE_XID
 from kestrelmq.format.scanning import scan
+from kestrelmq.queues.stats import damaged_queues, stats_of
 from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker

@@ -7,11 +7,11 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.records import item_data, item_expiry
 from kestrelmq.queue.limits import QueueLimits
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
 

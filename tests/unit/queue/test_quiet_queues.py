@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.marks import PutMark
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig
-from kestrelmq.engine.disk_space import DiskSpace
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.queue.refusals import Refusals
+from kestrelmq.queues.disk_space import DiskSpace
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings

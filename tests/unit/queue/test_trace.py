@@ -7,10 +7,10 @@ import pytest
 
 from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.describing import describe_records
 from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, item, save_xid
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 

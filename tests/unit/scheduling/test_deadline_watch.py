@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch
 from tests.support.fake_clock import FakeClock
 

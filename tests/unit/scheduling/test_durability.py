@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_data
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock

@@ -7,8 +7,8 @@ from threading import Event
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine.browsing import View
-from kestrelmq.engine.searching import Begun, Search
+from kestrelmq.queues.browsing import View
+from kestrelmq.queues.searching import Begun, Search
 from kestrelmq.server import browsing
 from kestrelmq.server.browsing import Browser
 from tests.support.patience import PATIENCE

@@ -244,6 +244,6 @@ def test_every_event_about_a_queue_names_it_in_a_field() -> None:
     """A program finds all that happened to a queue by `queue`, not in the text."""
     assert without_queue('log.info("queue %s: %s", name, line)') == ["'queue %s: %s'"]
     package = Path(kestrelmq.__file__).parent
-    for part in ("admin", "engine", "journal", "server"):
+    for part in ("admin", "disk", "journal", "queue", "queues", "scheduling", "server", "upkeep"):
         for path in (package / part).rglob("*.py"):
             assert (path.name, without_queue(path.read_text())) == (path.name, [])

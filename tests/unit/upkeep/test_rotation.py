@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_data
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.upkeep import upkeep
 from tests.support.crash_sites import function
 from tests.support.crashing_directory import CrashingDirectory

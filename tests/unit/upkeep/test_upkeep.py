@@ -16,13 +16,13 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
 from kestrelmq.format.records import ADDX_HEADER, item, item_data
 from kestrelmq.format.scanning import decode
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.upkeep.states import Clearing, Idle, Placing, State, Waiting
 from kestrelmq.upkeep.upkeep import RETRY
 from tests.support.crashing_directory import CrashingDirectory

@@ -29,8 +29,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from kestrelmq.clock import TurnClock, no_pause
-from kestrelmq.engine.metrics import Latencies
 from kestrelmq.errors import JournalError
+from kestrelmq.queues.metrics import Latencies
 from kestrelmq.scheduling.durability import Committable, GroupCommit
 from kestrelmq.scheduling.worker import Done, Job, JobRunner
 from kestrelmq.server.loop.busy_poll import BusyPoll

@@ -11,10 +11,10 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from kestrelmq.engine.registry import declaration
 from kestrelmq.errors import ConfigError, JournalError, KestrelError
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.registry import declaration
 from kestrelmq.scheduling.worker import Done, Job
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext

@@ -7,8 +7,6 @@ this module, because its answers have more in them.
 from collections.abc import Coroutine
 from typing import Final, TypeAlias
 
-from kestrelmq.engine.moving import Moved
-from kestrelmq.engine.searching import Page, Search
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.managing import (
@@ -27,6 +25,8 @@ from kestrelmq.protocol.managing import (
     Shutdown,
 )
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues.moving import Moved
+from kestrelmq.queues.searching import Page, Search
 from kestrelmq.server.browsing import MAX_COUNT
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM_TO_SEND, OutOfMemory, ServerContext

@@ -1,15 +1,15 @@
 """Moving and copying items between queues, for every protocol and the admin API.
 
-Both work in slices, and others are served in between. `engine/moving.py` says what a crash leaves.
+Both work in slices, and others are served in between. `queues/moving.py` says what a crash leaves.
 """
 
 import asyncio
 from collections.abc import Generator
 from functools import partial
 
-from kestrelmq.engine.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
 from kestrelmq.errors import JournalError
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
 from kestrelmq.scheduling.worker import Job
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.requests.changes import run_job, wait_until_durable

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
@@ -42,6 +41,7 @@ from kestrelmq.protocol.memcache import (
 from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
+from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.connection import Connection

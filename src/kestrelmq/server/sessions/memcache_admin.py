@@ -4,9 +4,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from kestrelmq.config import queue_settings
-from kestrelmq.engine.moving import Moved
-from kestrelmq.engine.searching import Page
-from kestrelmq.engine.stats import sorted_names, stats_of
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import item_deliveries, item_times
@@ -42,6 +39,9 @@ from kestrelmq.protocol.memcache import (
     Stats,
 )
 from kestrelmq.protocol.stats import SERVER_STATS
+from kestrelmq.queues.moving import Moved
+from kestrelmq.queues.searching import Page
+from kestrelmq.queues.stats import sorted_names, stats_of
 from kestrelmq.server.clients import connected_clients, kill_client
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import ServerContext

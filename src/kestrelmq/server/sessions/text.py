@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Final
 
-from kestrelmq.engine.counters import LARGE_ITEM
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.records import ADDX_HEADER
 from kestrelmq.protocol import text
@@ -33,6 +32,7 @@ from kestrelmq.protocol.text import (
 )
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
+from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, ServerContext

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.startup import StartUp
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.names import QueueFiles
 from kestrelmq.format.records import REMOVE_RECORD, item, item_data
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import Done, Job, run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below

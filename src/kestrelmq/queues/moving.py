@@ -24,12 +24,12 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause, no_pause
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_expiry
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Job
 
 SLICE_ITEMS: Final = 200

@@ -20,12 +20,6 @@ from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.disk.opening import file_size, list_directory
 from kestrelmq.disk.renaming import make_queue_path
-from kestrelmq.engine.counters import RetiredCounts
-from kestrelmq.engine.deletion import Deletions
-from kestrelmq.engine.disk_space import DiskSpace
-from kestrelmq.engine.loading_queues import LoadingQueues, family_of, in_order
-from kestrelmq.engine.path_guard import PathGuard
-from kestrelmq.engine.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.errors import (
     InvalidDeclaration,
     InvalidQueueName,
@@ -45,6 +39,12 @@ from kestrelmq.queue.large_items import LargePut, WrittenAhead, add_to_each
 from kestrelmq.queue.leases import Owners
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.counters import RetiredCounts
+from kestrelmq.queues.deletion import Deletions
+from kestrelmq.queues.disk_space import DiskSpace
+from kestrelmq.queues.loading_queues import LoadingQueues, family_of, in_order
+from kestrelmq.queues.path_guard import PathGuard
+from kestrelmq.queues.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch
 from kestrelmq.scheduling.durability import Committable, GroupCommit, sync_now
 from kestrelmq.scheduling.worker import InlineWorker, run_to_end

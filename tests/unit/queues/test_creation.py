@@ -7,10 +7,10 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine.collection import QueueCollection
 from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.records import REMOVE_RECORD, item
 from kestrelmq.journal.loading import load_queue
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

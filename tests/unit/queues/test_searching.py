@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.engine import searching
-from kestrelmq.engine.searching import Search, matches, places_of
 from kestrelmq.errors import PatternRefused
 from kestrelmq.format.records import item
+from kestrelmq.queues import searching
+from kestrelmq.queues.searching import Search, matches, places_of
 
 
 def test_items_are_found_by_what_is_in_them() -> None:

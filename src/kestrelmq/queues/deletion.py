@@ -21,10 +21,10 @@ from typing import Final
 
 from kestrelmq.clock import Pause
 from kestrelmq.disk.directories import UnnamedFiles
-from kestrelmq.engine.registry import SaveDone
 from kestrelmq.errors import JournalError
 from kestrelmq.held_logs import get_logger
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.registry import SaveDone
 from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
 
 DeletionDone = Callable[[JournalError | None], None]

@@ -10,12 +10,12 @@ import pytest
 from kestrelmq.clock import no_pause
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.disk.directories import Directory
-from kestrelmq.engine.moving import Copy, Move
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_data, item_deliveries, item_expiry
 from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.moving import Copy, Move
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, InlineWorker, Worker
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.engine import registry
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.registry import QueueEntry, QueueRegistry, declaration
 from kestrelmq.errors import JournalError
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues import registry
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.registry import QueueEntry, QueueRegistry, declaration
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker

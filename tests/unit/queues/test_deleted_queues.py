@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.counters import Counters
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.protocol.stats import QUEUE_STATS, SERVER_STATS, Statistic
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.counters import Counters
 
 Pairs = Iterable[tuple[str, Any]]
 """Names and values."""

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
-from kestrelmq.engine.registry import declaration
 from kestrelmq.errors import InvalidDeclaration, InvalidQueueName, JournalError
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues.registry import declaration
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues

@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.engine.collection import QueueCollection
-from kestrelmq.engine.metrics import (
-    Histogram,
-    Latencies,
-    Latency,
-    cell_end,
-    cell_of,
-    cell_start,
-)
+from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.queues.metrics import Histogram, Latencies, Latency, cell_end, cell_of, cell_start
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.compiled

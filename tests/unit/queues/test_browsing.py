@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.engine import browsing
-from kestrelmq.engine.browsing import Look, Tour, View
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_data
+from kestrelmq.queues import browsing
+from kestrelmq.queues.browsing import Look, Tour, View
 from tests.support.examples import examples
 from tests.support.local_queues import LocalQueues, queue_settings
 

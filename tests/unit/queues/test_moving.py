@@ -8,19 +8,12 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
-from kestrelmq.engine.browsing import View
-from kestrelmq.engine.moving import (
-    SLICE_BYTES,
-    SLICE_ITEMS,
-    Copy,
-    Move,
-    Moved,
-    Redrive,
-)
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import item_deliveries
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues.browsing import View
+from kestrelmq.queues.moving import SLICE_BYTES, SLICE_ITEMS, Copy, Move, Moved, Redrive
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, run_to_end
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings

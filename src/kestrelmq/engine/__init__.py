@@ -1,1 +1,0 @@
-"""Queues: their items, waiting readers, fanout and journals. No sockets, no protocols."""

@@ -1,0 +1,1 @@
+"""All queues of a queue path: names, loading, fanout, aliases, moving, looking at items."""
