@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.format.records import item, item_data
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.crash_checks import is_unread, two_starts

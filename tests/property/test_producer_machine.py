@@ -11,8 +11,8 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from kestrelmq.errors import KestrelError
 from kestrelmq.format.records import item_data
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.marks import PutMark
 from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals

@@ -28,7 +28,7 @@ from kestrelmq.admin.models import (
 from kestrelmq.admin.slices import slices
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
-from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Search

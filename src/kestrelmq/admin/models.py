@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kestrelmq.admin.history import Range
 from kestrelmq.admin.sampling import State
-from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE
+from kestrelmq.idempotent_producers import MAX_PRODUCER, MAX_SEQUENCE
 from kestrelmq.protocol.managing import MAX_SEARCH
 from kestrelmq.protocol.reserving import (
     MAX_MILLISECONDS,

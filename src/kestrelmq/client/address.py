@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.arguments import given_list, is_host
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.given_data import given_list, is_host
 
 DEFAULT_PORT: Final = 22133
 UNIX: Final = "unix:"

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
+from kestrelmq.arguments import given_bytes
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import number, stats_of_queue
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
-from kestrelmq.given_data import given_bytes
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache_client as wire
 from kestrelmq.protocol.foreign import NOT_MEMCACHE, guessed_server

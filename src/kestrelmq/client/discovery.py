@@ -18,10 +18,10 @@ from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.hosts import collect_hosts
 
+from kestrelmq.arguments import is_host, is_node_path
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ClientClosed, InvalidRequest, ServerUnavailable
 from kestrelmq.forks import PerProcess
-from kestrelmq.given_data import is_host, is_node_path
 
 _MEMBER: Final = "member_"
 _ENDPOINT: Final = "memcache"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
+from kestrelmq.arguments import client_name_error, given_count, given_number, given_time
 from kestrelmq.errors import InvalidRequest
-from kestrelmq.given_data import client_name_error, given_count, given_number, given_time
-from kestrelmq.marks import PutMark, put_mark
+from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None

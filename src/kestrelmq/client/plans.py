@@ -43,6 +43,7 @@ from typing import (
     overload,
 )
 
+from kestrelmq.arguments import given_list
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address
 from kestrelmq.client.cluster import Membership, ServerChoice, ServerSet
@@ -88,8 +89,7 @@ from kestrelmq.errors import (
     ServerUnavailable,
 )
 from kestrelmq.forks import UserProcess
-from kestrelmq.given_data import given_list
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.protocol.memcache_client import ReserveTerms
 
 P = ParamSpec("P")

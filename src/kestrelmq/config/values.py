@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
-from kestrelmq.given_data import is_host, is_node_path
+from kestrelmq.arguments import is_host, is_node_path
 from kestrelmq.names import queue_name_error
 from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 

@@ -21,8 +21,8 @@ from typing import Final, Self
 from uuid import uuid4
 
 from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.renaming import rename_durably
-from kestrelmq.held_logs import get_logger
 
 WRITE_MARK: Final = "~~write-"
 _REMOVED_MARK: Final = "~~removed-"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kestrelmq.clock import Clock, Pause, Throttle, no_pause
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import Directory, write_file
 from kestrelmq.disk.opening import FoundFile, ReadFile
 from kestrelmq.errors import JournalError
@@ -42,7 +43,6 @@ from kestrelmq.format.records import (
     item_add_time,
     save_xid,
 )
-from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.producers import Producers
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader

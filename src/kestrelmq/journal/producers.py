@@ -30,8 +30,8 @@ from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.format.checksum import crc32
 from kestrelmq.format.notes import NOTE_MARK, Note, encode
 from kestrelmq.format.records import SAVE_XID, save_xids
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.shared_empty import NOTHING, own
-from kestrelmq.marks import PutMark
 
 MARK: Final = 32
 """Kind: the item that the next record adds is the one of a producer with this number."""
@@ -62,7 +62,7 @@ _MARKS_HEAD: Final = Struct("<QIB")
 class LastMark:
     """The last mark of a producer: the number, and when its item was added (s).
 
-    It is not changed, but not frozen; see `marks.PutMark`.
+    It is not changed, but not frozen; see `idempotent_producers.PutMark`.
     """
 
     sequence: int

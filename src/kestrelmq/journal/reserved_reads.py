@@ -83,7 +83,7 @@ class ReserveTerms:
 class Reservation:
     """Reads that were reserved together.
 
-    As in `marks.PutMark`, its `__init__` is written out.
+    As in `idempotent_producers.PutMark`, its `__init__` is written out.
 
     Attributes:
         nonce: a random number that names it; a client must know it.

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Pause, no_pause
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import AppendFile, Directory, UnnamedFiles
 from kestrelmq.disk.opening import FoundFile
 from kestrelmq.format.names import (
@@ -25,7 +26,6 @@ from kestrelmq.format.names import (
     rotated_name,
     temporary_name,
 )
-from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.reader import JournalReader
 
 Dialect = Literal["documented", "kestrel-2"]

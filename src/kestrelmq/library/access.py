@@ -6,7 +6,7 @@ syncs for all of them (see `SyncScheduler`). Readers that the operation served a
 
 A thread that is in an operation cannot begin another: a signal handler, or a finalizer, that tries
 to is told so, where it would wait for its own thread. What is logged during an operation is logged
-when that is over, because a handler may use the queue (`kestrelmq.held_logs`).
+when that is over, because a handler may use the queue (`kestrelmq.deferred_logs`).
 
 An exception that is no refusal, such as a Ctrl-C, may leave a queue half changed. From then on all
 operations raise QueueUnavailable, until the queues are set up again (see `GroupCommit.apply`).
@@ -25,9 +25,9 @@ from typing import Final, TypeVar
 from weakref import WeakMethod
 
 from kestrelmq.clock import SystemClock, Throttle
+from kestrelmq.deferred_logs import get_logger, log_afterwards
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
-from kestrelmq.held_logs import get_logger, log_afterwards
 from kestrelmq.library.items import Item
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter

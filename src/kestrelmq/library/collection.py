@@ -14,15 +14,15 @@ from math import inf
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from kestrelmq.arguments import given_count, given_number, item_bytes
 from kestrelmq.clock import Clock, SystemClock, no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, validated_config
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
-from kestrelmq.given_data import given_count, given_number, item_bytes
+from kestrelmq.idempotent_producers import put_mark
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess
 from kestrelmq.library.blocking import BlockingQueue
 from kestrelmq.library.items import Delay, Expiry, item_times
 from kestrelmq.library.opening import check_settings, given_name
-from kestrelmq.marks import put_mark
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from kestrelmq.arguments import given_number, given_time
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import item_add_time, item_data, item_deliveries, item_expiry
-from kestrelmq.given_data import given_number, given_time
 
 Expiry = float | timedelta | datetime | None
 """When an item expires: seconds from now, a `datetime` with a time zone, or never (None)."""

@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count as counting
 from typing import Any, Final, TypeVar
 
+from kestrelmq.arguments import given_bytes, given_count, given_number, item_bytes
 from kestrelmq.clock import Clock
 from kestrelmq.errors import (
     ImportStopped,
@@ -33,7 +34,7 @@ from kestrelmq.errors import (
     TagRefused,
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.given_data import given_bytes, given_count, given_number, item_bytes
+from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
@@ -45,7 +46,6 @@ from kestrelmq.library.items import (
     item_times,
     longest_wait,
 )
-from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode

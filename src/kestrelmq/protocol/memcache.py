@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import Final, Literal
 from urllib.parse import quote, unquote_to_bytes
 
-from kestrelmq.given_data import client_name_error
-from kestrelmq.marks import PutMark, check_mark
+from kestrelmq.arguments import client_name_error
+from kestrelmq.idempotent_producers import PutMark, check_mark
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, MEMCACHED_COMMANDS, is_http
 from kestrelmq.protocol.managing import (

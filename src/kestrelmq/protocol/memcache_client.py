@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote_from_bytes
 
 from kestrelmq.errors import InvalidRequest, ProtocolError
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.protocol.managing import MAX_SEARCH
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 from kestrelmq.protocol.reserving import listed_name

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.format.records import ADDX_HEADER, item_add_time
-from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.memory_budget import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.replay import Replay

@@ -21,7 +21,7 @@ An item is live if its place is at least `fresh`, or in `front` or `opened`. Ite
 reads count as live, so what a pack takes for live may be a little too much, which does no harm.
 
 No undo entry is changed once it is made. Those of requests that are made most often are not frozen,
-and their `__init__` is written out; see `marks.PutMark`.
+and their `__init__` is written out; see `idempotent_producers.PutMark`.
 """
 
 from collections.abc import Sequence

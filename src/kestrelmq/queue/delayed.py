@@ -27,13 +27,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from kestrelmq.clock import Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADDX_HEADER, MAX_XID, item_add_time
-from kestrelmq.held_logs import get_logger
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.writer import FileJournal, NoJournal
-from kestrelmq.marks import PutMark
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Worker
 

@@ -18,10 +18,10 @@ from typing import Final, Protocol
 
 from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.config import QueueConfig
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter
 from kestrelmq.format.records import ADDX_HEADER, item_deliveries
-from kestrelmq.held_logs import get_logger
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import LOG_INTERVAL

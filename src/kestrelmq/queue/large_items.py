@@ -13,7 +13,7 @@ from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.notes import ItemNote, item_note
 from kestrelmq.format.records import ADDX_HEADER, annotated, item_expiry, item_in_pieces
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import sync_now
 

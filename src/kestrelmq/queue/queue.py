@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.config.values import MAX_DURATION
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.describing import describe_records
@@ -52,7 +53,7 @@ from kestrelmq.format.records import (
     unremove,
     waiting_again,
 )
-from kestrelmq.held_logs import get_logger
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
@@ -70,7 +71,6 @@ from kestrelmq.journal.reserved_reads import (
 )
 from kestrelmq.journal.shared_empty import NOBODY, own_line
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
-from kestrelmq.marks import PutMark
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.changes import (
     Changes,

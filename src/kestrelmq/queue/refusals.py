@@ -3,7 +3,7 @@
 from typing import Final, Literal
 
 from kestrelmq.clock import Clock, Throttle
-from kestrelmq.held_logs import get_logger
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.journal.shared_empty import NOTHING, own
 
 RefusalReason = Literal[

@@ -7,8 +7,8 @@ or it is cancelled. The caller keeps the deadlines, and cancels.
 from collections.abc import Callable
 from enum import Enum, auto
 
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.held_logs import get_logger
 
 log = get_logger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig, ServerConfig, config_warnings, effective_settings
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk import write_directories
 from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.disk.locks import QueuePathLock
@@ -29,11 +30,10 @@ from kestrelmq.errors import (
 )
 from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
 from kestrelmq.format.records import annotated, item
-from kestrelmq.held_logs import get_logger
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
-from kestrelmq.marks import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.large_items import LargePut, WrittenAhead, add_to_each
 from kestrelmq.queue.leases import Owners

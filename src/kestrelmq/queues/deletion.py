@@ -20,9 +20,9 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import UnnamedFiles
 from kestrelmq.errors import JournalError
-from kestrelmq.held_logs import get_logger
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.registry import SaveDone
 from kestrelmq.scheduling.worker import InlineWorker, Job, Worker

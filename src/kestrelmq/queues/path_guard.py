@@ -7,9 +7,9 @@ nothing is written, and requests get an error, until the same directory is back.
 
 from collections.abc import Collection
 
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import Directory
 from kestrelmq.disk.locks import QueuePathLock
-from kestrelmq.held_logs import get_logger
 
 log = get_logger(__name__)
 

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import AppendFile, Directory, replace_file
 from kestrelmq.errors import InvalidDeclaration, JournalError
 from kestrelmq.format.names import DAMAGED, QUEUES_NAME, temporary_name
-from kestrelmq.held_logs import get_logger
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.paused import Paused
 from kestrelmq.scheduling.worker import InlineWorker, Worker

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Clock, Pause
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.names import QueueFiles
-from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.loading import Pace
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from kestrelmq.clock import Pause, no_pause
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
-from kestrelmq.held_logs import get_logger
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch, Timed
 from kestrelmq.scheduling.worker import InlineWorker, Worker
 

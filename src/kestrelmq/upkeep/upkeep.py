@@ -48,9 +48,9 @@ from typing import Any, Final
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
+from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER
-from kestrelmq.held_logs import get_logger
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replacement import (
     ContentSource,

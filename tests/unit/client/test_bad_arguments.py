@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kestrelmq.arguments import given_count, given_number
 from kestrelmq.client import AsyncClient, Client, ClientOptions
 from kestrelmq.errors import InvalidRequest, ServerUnavailable
-from kestrelmq.given_data import given_count, given_number
 
 ADDRESS = "host.invalid:1"
 """Of no server: what is sent to it raises another error."""

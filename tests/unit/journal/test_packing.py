@@ -22,6 +22,7 @@ from kestrelmq.format.records import (
     item_data,
     item_deliveries,
 )
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import replay_delayed, replay_whole
 from kestrelmq.journal.packing import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
@@ -39,7 +40,6 @@ from kestrelmq.journal.replacement import (
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note, retired_note
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.marks import PutMark
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock

@@ -11,6 +11,7 @@ import pytest
 from kestrelmq.format.notes import Note, NoteReader, encode
 from kestrelmq.format.records import item, item_data, record_xid, save_xid
 from kestrelmq.format.scanning import scan
+from kestrelmq.idempotent_producers import MAX_PRODUCER, MAX_SEQUENCE, PutMark, check_mark
 from kestrelmq.journal.producers import (
     MARK,
     MARKS,
@@ -22,7 +23,6 @@ from kestrelmq.journal.producers import (
     noted_mark,
 )
 from kestrelmq.journal.replay import Replay
-from kestrelmq.marks import MAX_PRODUCER, MAX_SEQUENCE, PutMark, check_mark
 from tests.support.fake_clock import FakeClock
 
 NOW = 1_700_000_001

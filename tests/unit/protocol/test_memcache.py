@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault

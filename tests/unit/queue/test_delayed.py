@@ -10,9 +10,9 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.reserved_reads import ReserveTerms
-from kestrelmq.marks import PutMark, put_mark
 from kestrelmq.queue.delayed import SLICE_ITEMS
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue

@@ -9,7 +9,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import item, item_data, item_expiry
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.large_items import LargePut, WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter

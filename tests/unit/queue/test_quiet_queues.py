@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.durability import sync_now

@@ -9,9 +9,9 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
-from kestrelmq.marks import PutMark
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter

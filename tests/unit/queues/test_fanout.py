@@ -6,8 +6,8 @@ import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.marks import PutMark
 from tests.support.local_queues import LocalQueues
 
 pytestmark = pytest.mark.compiled

@@ -24,9 +24,9 @@ from kestrelmq.format.records import (
     encode,
     item,
 )
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.producers import marked
 from kestrelmq.journal.reserved_reads import retired_note
-from kestrelmq.marks import PutMark
 from kestrelmq.tools.dump import added_data, as_json, describe, entries
 from kestrelmq.tools.journal_files import select
 from tests.support.journal_bytes import journal

@@ -15,7 +15,7 @@ from typing import Final
 
 from kestrelmq.clock import Pause
 from kestrelmq.errors import KestrelError, QueueUnavailable
-from kestrelmq.marks import PutMark
+from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.large_items import LargePut, WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
