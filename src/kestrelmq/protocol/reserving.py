@@ -71,7 +71,7 @@ class Reserve:
 class Finish:
     """Confirm reserved reads, or those of a tag, which is done from then on.
 
-    It is not changed either; and its `__init__` is written out, as in `idempotent_producers.PutMark`.
+    It is not changed either; and its `__init__` is written out, as in `PutMark`.
     """
 
     queue: str

@@ -14,13 +14,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from kestrelmq.spark.plan.delayed_items import list_with_delayed
+from kestrelmq.spark.plan.filesystems import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.plan.read_plans import (
     SummariseFiles,
     replay_in_parallel,
     summarise,
 )
 from kestrelmq.spark.plan.spool import to_text
-from kestrelmq.spark.plan.trees import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
 from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT

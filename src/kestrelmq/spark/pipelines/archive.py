@@ -50,8 +50,8 @@ from kestrelmq.spark.live.queue_choice import QueueChoice, literally
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.live.staging import Staging
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import read_partitioned
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options

@@ -27,13 +27,13 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark.plan import fates
+from kestrelmq.spark.plan import item_history
 from kestrelmq.spark.plan.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.read_plans import ReplayedQueue, replay_in_parallel
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import by_queue
 from kestrelmq.spark.plan.summarising import Fate
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import map_on, summarise_on
 from kestrelmq.spark.sources.trace_source import trace
 from kestrelmq.spark.storage import located
@@ -64,11 +64,15 @@ def history(
     files, companions = list_with_delayed(located(path, storage))
     queues = [*by_queue(files), *(one.files for one in companions)]
     replayed = replay_in_parallel(queues, summarise_on(spark))
-    times = iter(map_on(spark, fates.add_times, [f for queue in replayed for f in queue.files]))
+    times = iter(
+        map_on(spark, item_history.add_times, [f for queue in replayed for f in queue.files])
+    )
     trace_tasks = [
         task
         for queue in replayed
-        for task in fates.trace_tasks(queue.files, queue.starts, [next(times) for _ in queue.files])
+        for task in item_history.trace_tasks(
+            queue.files, queue.starts, [next(times) for _ in queue.files]
+        )
     ]
 
     added = trace(spark, trace_tasks, "items with data" if with_data else "items")
@@ -77,7 +81,7 @@ def history(
         _open_items(spark, replayed), _KEY, "left"
     )
     items = joined.select(
-        *(f.col(name) for name in fates.ITEM_SCHEMA.names),
+        *(f.col(name) for name in item_history.ITEM_SCHEMA.names),
         _fate().alias("fate"),
         f.coalesce("aborts", f.lit(0)).cast("int").alias("aborts"),
         "gone_after",
@@ -150,7 +154,7 @@ def _fate() -> Column:
 
 def _by_item(item_events: DataFrame) -> DataFrame:
     fate = f.col("fate")
-    is_gone = fate.isin(*fates.TERMINAL)
+    is_gone = fate.isin(*item_history.TERMINAL)
     return item_events.groupBy(*_KEY).agg(
         f.count_if(fate == int(Fate.GIVEN_BACK)).alias("aborts"),
         f.max(f.when(fate == int(Fate.OPENED), f.col("not_before"))).alias("opened_after"),
@@ -167,7 +171,7 @@ def _finished(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFra
         for queue in replayed
         for item in queue.finished
     ]
-    return spark.createDataFrame(rows, from_arrow_schema(fates.EVENT_SCHEMA))
+    return spark.createDataFrame(rows, from_arrow_schema(item_history.EVENT_SCHEMA))
 
 
 def _open_items(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:

@@ -32,8 +32,8 @@ from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.journal_commit import JournalCommit

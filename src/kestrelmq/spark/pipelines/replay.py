@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import WriteMode, read_partitioned, read_queues, write_parquet
 from kestrelmq.spark.storage import Location, located
 

@@ -26,8 +26,8 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import WriteMode, read_parquet, write_parquet
 from kestrelmq.spark.storage import Location, located
 

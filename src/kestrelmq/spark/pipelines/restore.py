@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.live.source import KESTREL_FORMAT
 from kestrelmq.spark.pipelines.archive import is_begun, read_archive
-from kestrelmq.spark.plan.trees import JournalPath
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
 from kestrelmq.spark.sources.journal_writer import check_not_served
 from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA

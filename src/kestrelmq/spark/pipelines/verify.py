@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.spool import SpoolFile, list_files
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.reading import map_on
 from kestrelmq.spark.storage import located
 

@@ -14,10 +14,10 @@ from kestrelmq.format.names import master_of_delayed
 from kestrelmq.format.records import item_add_time
 from kestrelmq.journal.loading import open_all
 from kestrelmq.journal.replay import Replay, opened_xid
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.noted_replay import MEMORY_LIMIT, replay_noted
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files
-from kestrelmq.spark.plan.trees import JournalPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from kestrelmq.format.names import (
     newest_timestamp,
     parse_name,
 )
-from kestrelmq.spark.plan.trees import (
+from kestrelmq.spark.plan.filesystems import (
     FileStatus,
     FileTree,
     JournalPath,

@@ -21,8 +21,11 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.records import YEAR_2000
 from kestrelmq.spark.plan import columns
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.opening import ENDS, open_view, packed_away
-from kestrelmq.spark.plan.positions import (
+from kestrelmq.spark.plan.scanning import FileView
+from kestrelmq.spark.plan.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
+from kestrelmq.spark.plan.stream_offsets import (
     BEGINNING,
     Position,
     Positions,
@@ -35,9 +38,6 @@ from kestrelmq.spark.plan.positions import (
     unread_replaced,
     up_to,
 )
-from kestrelmq.spark.plan.scanning import FileView
-from kestrelmq.spark.plan.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
-from kestrelmq.spark.plan.trees import JournalPath
 
 Starting = Literal["earliest", "latest"] | int
 """Where a stream begins: an int is a time (ms since the epoch)."""

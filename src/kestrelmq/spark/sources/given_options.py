@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.plan.trees import JournalPath
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.storage import STORAGE_OPTION, located, public_value, storage_options
 from kestrelmq.units import parse_duration, parse_size
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args
 
-from kestrelmq.spark.plan.trees import JournalPath
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.sources.given_options import (
     GivenOptions,
     a_size,

@@ -28,7 +28,7 @@ from kestrelmq.disk.opening import open_stream
 from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.format.names import group_files
-from kestrelmq.spark.plan.trees import JournalPath
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode
 from kestrelmq.spark.sources.journal_commit import JournalCommit, whole_queues

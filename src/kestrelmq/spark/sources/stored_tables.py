@@ -59,7 +59,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError, KestrelError, StorageError
 from kestrelmq.spark.plan.dividing import divide_by_cost
-from kestrelmq.spark.plan.trees import StoreTree, fixed_part, is_pattern
+from kestrelmq.spark.plan.filesystems import StoreTree, fixed_part, is_pattern
 from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.tables import arrow_schema
 from kestrelmq.spark.storage import Location, in_parallel, located, storage_options

@@ -9,8 +9,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import list_files
-from kestrelmq.spark.plan.trees import JournalPath
 
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
 """How to make each column; only the requested columns are made."""

@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.plan import columns, fates
+from kestrelmq.spark.plan import columns, item_history
 from kestrelmq.spark.plan.dividing import divide_by_cost
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import SpoolFile, to_text
@@ -33,7 +33,7 @@ TraceKind = Literal["items", "items with data", "events"]
 class TracePartition(InputPartition):
     """The files that one task traces."""
 
-    def __init__(self, trace_tasks: Sequence[fates.TraceTask]) -> None:
+    def __init__(self, trace_tasks: Sequence[item_history.TraceTask]) -> None:
         super().__init__(None)
         self.trace_tasks = tuple(trace_tasks)
 
@@ -49,7 +49,9 @@ class TraceSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of items or of events."""
         is_events = self.options["kind"] == "events"
-        return from_arrow_schema(fates.EVENT_SCHEMA if is_events else fates.ITEM_SCHEMA)
+        return from_arrow_schema(
+            item_history.EVENT_SCHEMA if is_events else item_history.ITEM_SCHEMA
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the files that the options name."""
@@ -61,7 +63,7 @@ class TraceSourceReader(DataSourceReader):
     """Reads items or events."""
 
     def __init__(
-        self, kind: str, trace_tasks: Sequence[fates.TraceTask], schema: StructType
+        self, kind: str, trace_tasks: Sequence[item_history.TraceTask], schema: StructType
     ) -> None:
         self._kind = kind
         self._trace_tasks = trace_tasks
@@ -85,15 +87,15 @@ class TraceSourceReader(DataSourceReader):
         )
         return columns.coalesce(parts, DEFAULT_BATCH_ROWS)
 
-    def _rows(self, task: fates.TraceTask) -> Iterator[pa.RecordBatch]:
+    def _rows(self, task: item_history.TraceTask) -> Iterator[pa.RecordBatch]:
         if self._kind == "events":
-            return fates.item_events(task)
+            return item_history.item_events(task)
         with_data = self._kind == "items with data"
-        return fates.items(task, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
+        return item_history.items(task, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
 
 
 def trace(
-    spark: SparkSession, trace_tasks: Sequence[fates.TraceTask], kind: TraceKind
+    spark: SparkSession, trace_tasks: Sequence[item_history.TraceTask], kind: TraceKind
 ) -> DataFrame:
     """Return the items that files add, or the events in them; all are in the same place."""
     reader = spark.read.format(TRACE_FORMAT).option("kind", kind)
@@ -103,12 +105,12 @@ def trace(
     return reader.option("tracings", encoded(trace_tasks)).load()
 
 
-def encoded(trace_tasks: Sequence[fates.TraceTask]) -> str:
+def encoded(trace_tasks: Sequence[item_history.TraceTask]) -> str:
     """Return `trace_tasks` as the text of an option."""
     return base64.b64encode(zlib.compress(to_text(trace_tasks).encode())).decode()
 
 
-def decoded(option: str, storage: Mapping[str, str]) -> list[fates.TraceTask]:
+def decoded(option: str, storage: Mapping[str, str]) -> list[item_history.TraceTask]:
     """Return the tasks that `encoded` turned into `option`; `storage` are storage options.
 
     Raises:
@@ -117,7 +119,7 @@ def decoded(option: str, storage: Mapping[str, str]) -> list[fates.TraceTask]:
     try:
         listed = json.loads(zlib.decompress(base64.b64decode(option, validate=True)))
         return [
-            fates.TraceTask(
+            item_history.TraceTask(
                 SpoolFile.of(task["file"], storage),
                 _state(task["state"]),
                 int(task["before"]),

@@ -19,7 +19,6 @@ from kestrelmq.format.records import (
     encode,
 )
 from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.positions import from_offset
 from kestrelmq.spark.plan.spool import QueueKey
 from kestrelmq.spark.plan.spool_follower import (
     EVERYTHING,
@@ -28,6 +27,7 @@ from kestrelmq.spark.plan.spool_follower import (
     JournalDataLost,
     SpoolFollower,
 )
+from kestrelmq.spark.plan.stream_offsets import from_offset
 from tests.spark.spools import NOW, adds, write
 from tests.support.fake_clock import FakeClock
 

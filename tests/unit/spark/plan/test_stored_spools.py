@@ -10,12 +10,12 @@ import pytest
 from kestrelmq.errors import ConfigError, JournalError, StorageError
 from kestrelmq.format.records import AddX, encode
 from kestrelmq.spark.plan import delayed_items, read_plans
+from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import ENDS, open_copy, open_view
 from kestrelmq.spark.plan.read_plans import live_items, replay_in_order
 from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files, to_text
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
-from kestrelmq.spark.plan.trees import JournalPath
 from kestrelmq.spark.storage import Location, located
 from tests.spark.spools import NOW, adds, random_spool
 from tests.support.fake_clock import FakeClock

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.plan.fates import TraceTask
+from kestrelmq.spark.plan.item_history import TraceTask
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import SpoolFile
 from kestrelmq.spark.sources.trace_source import TraceSource, decoded, encoded

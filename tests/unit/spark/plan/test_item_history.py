@@ -18,8 +18,8 @@ from kestrelmq.format.records import (
     RemoveTentativeXid,
     Unremove,
 )
-from kestrelmq.spark.plan import fates, scanning
-from kestrelmq.spark.plan.fates import add_times, item_events, items, trace_tasks
+from kestrelmq.spark.plan import item_history, scanning
+from kestrelmq.spark.plan.item_history import add_times, item_events, items, trace_tasks
 from kestrelmq.spark.plan.read_plans import replay_in_order
 from kestrelmq.spark.plan.spool import list_files
 from kestrelmq.spark.plan.summarising import Fate
@@ -141,4 +141,4 @@ def test_files_without_adds_pass_on_the_times_around_them(tmp_path: Path) -> Non
         (NOW + 1, NOW + 9),
         (NOW + 1, 0),
     ]
-    assert [add_times(file) for file in files][1:3] == [fates.AddTimes()] * 2
+    assert [add_times(file) for file in files][1:3] == [item_history.AddTimes()] * 2
