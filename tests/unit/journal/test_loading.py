@@ -443,7 +443,7 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
     """A lock file that a dead process left holds nobody up."""
     program = (
         "import sys, os; from pathlib import Path\n"
-        "from kestrelmq.journal.files import QueuePathLock\n"
+        "from kestrelmq.disk.locks import QueuePathLock\n"
         "QueuePathLock(Path(sys.argv[1])).acquire(); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
