@@ -515,6 +515,66 @@ def _all_over_http(path: str) -> Callable[[Server], Callable[[], object]]:
     return prepare
 
 
+# --- many clients at once ---
+
+
+def _unread_peeks(server: Server) -> Callable[[], object]:
+    """200 clients each ask for an item of 900 KB 50 times, and read nothing."""
+    filler = server.client()
+    filler.send(b"set q 0 0 %d\r\n%b\r\n" % (900 << 10, b"x" * (900 << 10)))
+    filler.line()
+    clients = [server.client() for _ in range(200)]
+
+    def run() -> None:
+        for client in clients:
+            client.send(b"get q/peek\r\n" * 50)
+        time.sleep(1)
+        for client in clients:
+            client.close()
+        time.sleep(1)
+
+    return run
+
+
+def _monitors_hang_up(server: Server) -> Callable[[], object]:
+    clients = [server.client() for _ in range(1500)]
+    for client in clients:
+        client.send(b"monitor q 600 10\r\n")
+    time.sleep(1)
+
+    def run() -> None:
+        for client in clients:
+            client.close()
+        time.sleep(1)
+
+    return run
+
+
+def _declares(server: Server) -> Callable[[], object]:
+    clients = [server.client() for _ in range(250)]
+
+    def run() -> None:
+        for number, client in enumerate(clients):
+            client.send(b"declare q%d max_items=5\r\n" % number)
+        for client in clients:
+            client.line()
+
+    return run
+
+
+def _leases_end(server: Server) -> Callable[[], object]:
+    server.fill("q")
+    client = server.client()
+    for _ in range(server.count // 1000):
+        client.send(b"reserve q 1000 lease=20000\r\n")
+        client.skip_until(b"END\r\n")
+
+    def wait() -> None:
+        time.sleep(22)
+
+    return wait
+
+
 REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "sweep, expire to a queue": _swept,
     "flush_expired": _expired("q", b"flush_expired q\r\n"),
@@ -579,6 +639,10 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "metrics, many queues": _all_over_http("/metrics"),
     "Ostrich, many queues": _all_over_http("/stats.json"),
     "first events, many queues": _all_over_http("/api/v1/events"),
+    "200 clients that peek, unread": _unread_peeks,
+    "1,500 monitors that hang up": _monitors_hang_up,
+    "250 declare at once": _declares,
+    "leases that end at once": _leases_end,
     "HTTP put of 6 MiB": _over_http("POST", "items", _as_json),
     "HTTP import of 11 MiB": _over_http("POST", "import", _as_line),
     "HTTP export of 100 MiB": _over_http("GET", "export", is_filled=True),

@@ -443,6 +443,7 @@ class Connection(TurnConnection):
         if self._is_closed:
             return
         is_large = size > OUTPUT_LIMIT
+        self._turns.large_output += size
         self.replies.add_all(parts, queues, may_be_large=is_large, hands_out=hands_out)
         if not self._queued:
             self._queued = True

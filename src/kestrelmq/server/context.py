@@ -19,7 +19,7 @@ from kestrelmq.scheduling.worker import Worker
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork
-from kestrelmq.server.loop.turns import TurnLoop
+from kestrelmq.server.loop.turns import LARGE_SHARE, TurnLoop
 from kestrelmq.server.server_actions import ServerActionGuard
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.version import VERSION
@@ -158,8 +158,11 @@ class ServerContext:
                 return False
             if queue.settle():
                 break
-        if not self.status.has_memory and len(queue.peek() or b"") >= LARGE_ITEM:
-            raise OutOfMemory(NO_ROOM_TO_SEND)
+        is_over = self.turns.large_output > LARGE_SHARE
+        if (is_over or not self.status.has_memory) and len(queue.peek() or b"") >= LARGE_ITEM:
+            if not self.status.has_memory:
+                raise OutOfMemory(NO_ROOM_TO_SEND)
+            return False
         return True
 
     def settling(self, queue: Queue) -> Generator[None, None, None]:

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.format.records import item_data
+from kestrelmq.server.loop.turns import LARGE_SHARE
 from kestrelmq.server.replies import OUTPUT_LIMIT
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.turning import Turning
@@ -116,6 +117,38 @@ def test_a_read_that_cannot_be_written(tmp_path: Path, request_: bytes) -> None:
         disk.mend()
         await turning.hang_up(client)
         assert [item_data(record) for record in queue.browse(2)] == [DATA]
+
+    with turning:
+        turning.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["memcache get", "memcache peek", "text get", "thrift get"])
+def test_of_many_clients_only_some_are_served_large_items_in_a_turn(
+    tmp_path: Path, kind: str
+) -> None:
+    """Whoever asks for something else is served after those, not after all."""
+    item = b"x" * (1 << 19)
+    count = 3 * LARGE_SHARE // len(item)
+    protocol = kind.split(maxsplit=1)[0]
+    request, end = {**REQUESTS, "memcache peek": (b"get work/peek\r\n", b"\r\nEND\r\n")}[kind]
+    turning = Turning(tmp_path)
+
+    async def scenario() -> None:
+        queue = turning.collection.obtain("work")
+        for _ in range(count):
+            queue.add(item)
+        await turning.turn()
+        clients = [turning.connect(protocol) for _ in range(count)]
+        for client in clients:
+            client.send(request)
+        in_turns = []
+        for client in clients:
+            received = bytearray()
+            while not received.endswith(end):
+                received += await turning.receive_some(client)
+                in_turns.append(turning.turns.large_output)
+            client.close()
+        assert LARGE_SHARE < max(in_turns) <= LARGE_SHARE + 2 * len(item)
 
     with turning:
         turning.run(scenario())

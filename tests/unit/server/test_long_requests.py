@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -449,3 +450,26 @@ def test_each_rule_stands_in_one_module(what: str) -> None:
     rule, home = ONE_PLACE[what]
     sources = Path(server.__file__).parent.rglob("*.py")
     assert [path.name for path in sources if re.search(rule, path.read_text())] == [home]
+
+
+def test_many_that_declare_at_once_do_so_in_several_turns(tmp_path: Path) -> None:
+    """Each creates a file, so others are served in between."""
+    count = 20
+    turning = Turning(tmp_path)
+    turning.turns.slow_share = 0.0
+
+    async def scenario() -> None:
+        clients = [turning.connect("memcache") for _ in range(count)]
+        for number, client in enumerate(clients):
+            client.send(b"declare q%d max_items=1\r\n" % number)
+        made = [0]
+        while made[-1] < count:
+            await turning.turn()
+            made.append(len(turning.collection.queues))
+        assert max(after - before for before, after in pairwise(made)) < count // 2
+        for client in clients:
+            assert await turning.receive(client, b"\r\n") == b"END\r\n"
+            client.close()
+
+    with turning:
+        turning.run(scenario())

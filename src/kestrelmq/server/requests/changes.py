@@ -130,6 +130,9 @@ async def declare(context: ServerContext, name: str, settings: Mapping[str, obje
     Raises as `declaration`, `QueueCollection.declare` and `save`.
     """
     collection = context.collection
+    # A file is created, and many may declare at once: each waits for its turn.
+    while context.turns.slow_share_is_over():  # noqa: ASYNC110
+        await asyncio.sleep(0)
     is_new = name not in collection.queues
     queue = collection.declare(name, declaration(settings))
     await save(context)

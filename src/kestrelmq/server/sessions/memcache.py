@@ -47,6 +47,7 @@ from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
+from kestrelmq.server.loop.turns import LARGE_SHARE
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.put import PendingPut
 from kestrelmq.server.requests.reads import PendingConfirm
@@ -247,7 +248,7 @@ class MemcacheSession(LineSession):
             self._get_slowly(request)
             return
         try:
-            if not queue.is_settled:
+            if not queue.is_settled or self._turns.large_output > LARGE_SHARE:
                 self._get_slowly(request)
                 return
             record = queue.remove()
