@@ -179,6 +179,30 @@ def test_a_tag_makes_a_step_repeatable(shared: Admin, wire: Wire) -> None:
     assert items(shared, "tagged") == [b"c"]
 
 
+def test_a_tag_is_held_without_data(shared: Admin, wire: Wire) -> None:
+    """Whoever holds it is listed, and released in all queues at once."""
+    put(wire, "holding", "a", "bcd")
+    body = {"queues": ["holding"], "count": 9, "lease": 0, "tag": "h:1:0", "owner": "holder"}
+    assert ask(shared, "/reserve", **body, again=True) == {"done": False, "items": []}
+    answer = ask(shared, "/reserve", **body, nodata=True)
+    (held,) = answer["held"]
+    assert answer == {"done": False, "items": [], "held": [held]}
+    assert (held["queue"], held["count"], held["bytes"]) == ("holding", 2, 4)
+    first, second = reserve(shared, "holding", again=True, tag="h:1:0", owner="holder", lease=0)
+    assert first["read"].endswith(f"-{held['nonce']}")
+    assert data([first, second]) == [b"a", b"bcd"]
+    (read, _) = shared.get(f"{API}/queues/holding/open-reads").json["open_reads"]
+    assert (read["owner"], read["lease_ends_in"]) == ("holder", None)
+    listed = shared.get(f"{API}/owners?pattern=h*").json
+    (owner,) = listed.pop("owners")
+    assert listed == {"total": 1, "offset": 0}
+    assert owner.pop("age") >= 0
+    assert owner == {"owner": "holder", "reads": 2, "queues": 1, "tags": 1, "connections": 0}
+    assert shared.get(f"{API}/owners?pattern=h*&offset=1").json["owners"] == []
+    assert ask(shared, "/release-owner", owner="holder", uncounted=True) == {"released": 2}
+    assert items(shared, "holding") == [b"a", b"bcd"]
+
+
 def test_reads_are_released(shared: Admin, wire: Wire) -> None:
     """With the delay of the settings, with another one, uncounted, or as dead letters."""
     put(wire, "failing", "a", "b", "c", "d")
@@ -397,7 +421,8 @@ def test_a_damaged_queue(tmp_path: Path) -> None:
         {},
         {"queues": []},
         {"queues": ["bad5"] * 101},
-        {"queues": ["bad5"], "lease": 0},
+        {"queues": ["bad5"], "lease": 60, "again": True},
+        {"queues": ["bad5"], "lease": 60, "again": True, "tag": "a:1:b", "timeout": 1},
         {"queues": ["bad5"], "lease": 0.0001},
         {"queues": ["bad5"], "lease": 1e300},
         {"queues": ["bad5"], "lease": "NaN"},

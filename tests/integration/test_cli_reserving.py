@@ -105,6 +105,22 @@ def test_an_owner_that_has_ended_gives_back(client: Client, server: ServerProces
     assert client.get("work", timeout=60) == b"a"
 
 
+def test_owners_are_listed_and_released(client: Client, server: ServerProcess) -> None:
+    """Over all queues; a lease of 0 outlives the command."""
+    client.put("high", b"a")
+    client.put("work", b"bc")
+    tagged = ("--tag", "c:1:0", "--owner", "cli", "--nodata")
+    assert run(server, "reserve", "high", "--lease", "0", *tagged, "--again").returncode == 1
+    (held,) = lines(answer(server, "reserve", "high", "--lease", "0", *tagged))
+    assert (held["queue"], held["count"], held["bytes"]) == ("high", 1, 1)
+    answer(server, "reserve", "work", "--lease", "0", "--owner", "cli")
+    (owner,) = json.loads(answer(server, "owners", "c*", "--json"))
+    assert (owner["owner"], owner["reads"], owner["queues"], owner["tags"]) == ("cli", 2, 2, 1)
+    assert b"cli" in answer(server, "owners")
+    assert answer(server, "release", "--owner", "cli") == b"2 released\n"
+    assert (client.get("high"), client.get("work")) == (b"a", b"bc")
+
+
 def test_all_items_of_an_owner_are_extended(client: Client, server: ServerProcess) -> None:
     """In all queues; the owner is connected, so that they stay reserved."""
     client.put("work", b"a")
@@ -121,7 +137,8 @@ def test_all_items_of_an_owner_are_extended(client: Client, server: ServerProces
     [
         ("reserve", "work"),
         ("reserve", "work", "--lease", "soon"),
-        ("reserve", "work", "--lease", "0"),
+        ("reserve", "work", "--lease", "1s", "--again"),
+        ("release",),
         ("reserve", "work", "--lease", "1s", "--count", "1001"),
         ("reserve", "a/b", "--lease", "1s"),
         ("finish", "work"),

@@ -121,11 +121,35 @@ def test_a_tag_makes_a_step_that_is_repeated(client: Client) -> None:
         client.reserve_many("work", 2, PATIENCE, tag="sink:8:1")
 
 
+def test_how_much_is_reserved(client: Client, server: ServerProcess) -> None:
+    """Without the data; and a tag that is not open takes nothing."""
+    client.put_many("held", [b"a", b"bcd"])
+    assert client.hold_many(["held", "other"], 9, 0, tag="h:1:0", owner="h", again=True) == []
+    held = client.hold_many(["held", "other"], 9, 0, tag="h:1:0", owner="h")
+    assert held is not None
+    assert [(one.queue, one.count, one.bytes, one.server) for one in held] == [
+        ("held", 2, 4, server.address)
+    ]
+    found = client.reserve_many("held", 9, 0, tag="h:1:0", owner="h", again=True)
+    assert found is not None
+    assert [(one.data, one.read.partition("-")[2]) for one in found] == [
+        (b"a", held[0].nonce),
+        (b"bcd", held[0].nonce),
+    ]
+    (owner,) = client.owners("h")
+    assert (owner.reads, owner.queues, owner.tags, owner.server) == (2, 1, 1, server.address)
+    assert client.release_owner("h", counted=False) == 2
+    assert client.reserve_many("held", 9, 0, tag="h:1:0", again=True) == []
+    assert client.finish("held", client.reserve_many("held", 9, 60)) == 2
+    assert client.finish("held", tag="h:1:0") == 0
+
+
 def test_what_cannot_be_reserved_is_refused(client: Client) -> None:
     """Before anything is sent."""
     for wrong in (
         lambda: client.reserve_many("a/b", 1, 1),
-        lambda: client.reserve_many("work", 1, 0),
+        lambda: client.reserve_many("work", 1, -1),
+        lambda: client.reserve("work", lease=0).__enter__(),
         lambda: client.reserve_many("work", 1, 1, grace=math.inf),
         lambda: client.reserve("work", lease=math.nan).__enter__(),
         lambda: client.reserve("work", grace=-1).__enter__(),

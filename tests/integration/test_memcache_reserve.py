@@ -203,6 +203,53 @@ def test_delays_and_dead_letters(wire: Wire) -> None:
     )
 
 
+def test_a_tag_that_has_nothing_takes_nothing(wire: Wire) -> None:
+    """With `again`; the data may stay away."""
+    put(wire, "r20", "a", "bcd")
+    again = b"reserve r20,r21 9 lease=600000 tag=t:1:0 again nodata\r\n"
+    assert wire.ask_until(again, b"END\r\n") == b"END\r\n"
+    assert stats(wire, "r21") == {}
+    took = wire.ask_until(b"reserve r20 9 lease=600000 tag=t:1:0 nodata\r\n", b"END\r\n")
+    nonce = took.split()[2].decode()
+    assert took == f"HELD r20 {nonce} 2 4\r\nEND\r\n".encode()
+    assert wire.ask_until(again, b"END\r\n") == took
+    put(wire, "r20", "e")
+    first, second = reserve(wire, "r20 9 lease=600000 tag=t:1:0 again")
+    assert (first.data, second.data) == ("a", "bcd")
+    assert {read.partition("-")[2] for read in (first.read, second.read)} == {nonce}
+    assert ask(wire, "finish r20 tag=t:1:0") == "FINISHED 2"
+    assert ask(wire, "reserve r20 9 lease=600000 tag=t:1:0 again") == "DONE"
+    assert found(wire, "r20") == ["e"]
+
+
+def test_what_owners_hold(server: ServerProcess, wire: Wire) -> None:
+    """Each is listed, and released in all queues at once; a lease without end outlives a client."""
+    put(wire, "r22", "a", "b")
+    put(wire, "r23", "c", "d")
+    with Wire(server) as reader:
+        reserve(reader, "r22 2 lease=0 tag=t:1:0 owner=own-1 grace=0")
+        reserve(reader, "r23 1 lease=0 owner=own-1 grace=0")
+        reserve(reader, "r23 1 lease=600000 owner=own-2 grace=600000")
+    until(lambda: owned(wire, "own-*")["own-2"][-1] == "0")
+    assert {name: words[:3] for name, words in owned(wire, "own-*").items()} == {
+        "own-1": ["3", "2", "1"],
+        "own-2": ["1", "1", "0"],
+    }
+    assert owned(wire, "nobody") == {}
+    assert ask(wire, "release owner=own-1 uncounted") == "RELEASED 3"
+    assert ask(wire, "release owner=own-1") == "RELEASED 0"
+    assert (found(wire, "r22"), found(wire, "r23")) == (["a", "b"], ["c"])
+    assert list(owned(wire, "own-*")) == ["own-2"]
+
+
+def owned(wire: Wire, pattern: str) -> dict[str, list[str]]:
+    """Return what `owners` says of each: reads, queues, tags, age, connections."""
+    reply = wire.ask_until(f"owners {pattern}\r\n".encode(), b"END\r\n").decode()
+    rows = [line.split() for line in reply.splitlines()[:-1]]
+    assert all(row[0] == "OWNER" and len(row) == 7 for row in rows)
+    return {row[1]: row[2:] for row in rows}
+
+
 def test_bad_requests(wire: Wire) -> None:
     """The connection goes on, and nothing was taken."""
     put(wire, "r5", "a")

@@ -4,6 +4,7 @@ import base64
 import binascii
 import time
 from collections import deque
+from math import inf
 from operator import itemgetter
 from typing import Final
 
@@ -189,7 +190,8 @@ def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
     )
     if reservation is not None:
         read.owner, read.tag = reservation.terms.owner, reservation.terms.tag
-        read.lease_ends_in = round(max(0.0, leases.lease_end(xid) - time.monotonic()), 3)
+        left = leases.lease_end(xid) - time.monotonic()
+        read.lease_ends_in = None if left == inf else round(max(0.0, left), 3)
     return read
 
 

@@ -102,6 +102,13 @@ class PageQuery(_Model):
     """How many entries to return at most."""
 
 
+class OwnersQuery(PageQuery):
+    """Which part of the list of owners to return."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=MAX_OWNER)] = "*"
+    """A pattern of their names, as of files in a shell."""
+
+
 class Declaration(_Model):
     """Settings that a queue has for itself; those that are absent are as for other queues."""
 
@@ -187,7 +194,8 @@ class Reserving(_Model):
     count: Annotated[int, Field(ge=1, le=MAX_RESERVED)] = 1
     """How many items at most; an answer has about 1 MiB of data, or one item."""
     lease: Seconds
-    """Seconds for which the items are reserved, unless that is extended; from 0.001 on."""
+    """Seconds for which the items are reserved, unless that is extended; from 0.001 on, or 0, which
+    is without end, whatever becomes of the owner."""
     timeout: Seconds = 0.0
     """Seconds to wait for an item; it is answered as soon as there is one."""
     tag: Tag | None = None
@@ -197,6 +205,10 @@ class Reserving(_Model):
     grace: Seconds = 5.0
     """Seconds for which they stay reserved after the owner's last connection has ended, if it had
     any; a request to the API is none."""
+    again: bool = False
+    """Whether only what the tag has already is wanted: nothing is taken."""
+    nodata: bool = False
+    """Whether the answer only says how much is reserved: it has `held` and no items."""
 
 
 class Finishing(_Model):
@@ -224,6 +236,19 @@ class Releasing(_Model):
     dead: bool = False
     """Whether the items go to the dead-letter queue; `delay` and `uncounted` are for those that it
     cannot take."""
+
+
+class ReleasingOwner(_Model):
+    """Whose reserved reads to give back, in all queues; the rest as for the reads of one queue."""
+
+    owner: Owner
+    """The owner."""
+    delay: Seconds | None = None
+    """Seconds until the items may be read again; if absent, as the settings of the queues say."""
+    uncounted: bool = False
+    """Whether this was no delivery."""
+    dead: bool = False
+    """Whether the items go to the dead-letter queues."""
 
 
 class Extending(_Model):
@@ -459,7 +484,8 @@ class OpenRead(_Model):
     tag: str | None
     """The tag under which it is reserved, perhaps empty; null likewise."""
     lease_ends_in: float | None
-    """Seconds until the reservation ends, unless it is extended; null likewise."""
+    """Seconds until the reservation ends, unless it is extended; null likewise, or if it has no
+    end."""
 
 
 class OpenReadsAnswer(_Model):
@@ -545,6 +571,19 @@ class ReservedItem(_Model):
     """Its data, in base64."""
 
 
+class HeldEntry(_Model):
+    """How much of a queue is reserved."""
+
+    queue: str
+    """The queue."""
+    nonce: str
+    """What the names of the reads end with."""
+    count: Count
+    """How many reads."""
+    bytes: Count
+    """Bytes of data in their items."""
+
+
 class ReservedAnswer(_Model):
     """Items that were reserved."""
 
@@ -552,6 +591,8 @@ class ReservedAnswer(_Model):
     """Whether the tag is done: its items were finished before, and there are none."""
     items: list[ReservedItem]
     """The items; none if there were none within the time."""
+    held: list[HeldEntry] = []
+    """How much is reserved of each queue; only if `nodata` was asked for."""
 
 
 class Finished(_Model):
@@ -580,6 +621,35 @@ class Retired(_Model):
 
     retired: Count
     """How many were open or done."""
+
+
+class OwnerEntry(_Model):
+    """An owner of reserved reads."""
+
+    owner: str
+    """Its name."""
+    reads: Count
+    """How many reads it has."""
+    queues: Count
+    """In how many queues those are."""
+    tags: Count
+    """How many of its tags are open."""
+    age: float
+    """For how many seconds it has had reads without a break; since the start of the server at
+    most."""
+    connections: Count
+    """How many connections have named it."""
+
+
+class OwnerPage(_Model):
+    """Part of the list of owners."""
+
+    total: Count
+    """How many there are whose names are of the pattern."""
+    offset: Count
+    """How many of them were skipped."""
+    owners: list[OwnerEntry]
+    """The owners, in the order of their names."""
 
 
 class ClientEntry(_Model):

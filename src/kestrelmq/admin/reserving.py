@@ -7,6 +7,7 @@ an owner: clients and proxies keep and drop their connections as they like.
 import asyncio
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -20,14 +21,19 @@ from kestrelmq.admin.models import (
     ExtendingOwner,
     Finished,
     Finishing,
+    HeldEntry,
+    OwnerEntry,
+    OwnerPage,
+    OwnersQuery,
     Released,
     Releasing,
-    ReservedAnswer,
+    ReleasingOwner,
     ReservedItem,
     Reserving,
     Retired,
     Retiring,
 )
+from kestrelmq.admin.slices import slices
 from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
 from kestrelmq.protocol.reserving import (
     EndsReads,
@@ -38,18 +44,23 @@ from kestrelmq.protocol.reserving import (
     Release,
     Reserve,
     Retire,
+    nonce_text,
     parse_reads,
     read_text,
 )
-from kestrelmq.server.requests.reserving import AwaitedRequest, Reserved
+from kestrelmq.server.requests.reserving import AwaitedRequest, HeldReads, Reserved, held_of
 
+_SLICE: Final = 50
+"""Owners that are listed at once."""
 _PART: Final = 64 << 10
 """Bytes of an answer that are sent at once, or a few more."""
 _ENCODED_AT_ONCE: Final = 3 * _PART
 """Bytes of an item to encode at once; a multiple of three, so that the parts are one text."""
 _BEFORE_ITEMS: Final = b'{"done":false,"items":['
 _AFTER_DATA: Final = b'"}'
+_DONE: Final = b'{"done":true,"items":[]}'
 _AFTER_ITEMS: Final = b"]}"
+_SHORTEST_LEASE: Final = 0.001
 
 Item = tuple[ReservedItem, bytes]
 """An item without its data, and its record."""
@@ -78,9 +89,9 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
                 raise ApiError(400, "bad_request", reason) from None
             raise ApiError(503, "shutting_down", "the server is shutting down") from None
         if reserved is None:
-            return Answer(ReservedAnswer(done=True, items=[]))
+            return web.Response(body=_DONE, content_type="application/json")
         try:
-            response = await _send(call, reserved)
+            response = await _send(call, reserved, held_of(reserved) if request.nodata else [])
         except BaseException:
             awaited.cancel()
             raise
@@ -89,6 +100,8 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
 
 
 def _reserve(body: Reserving) -> Reserve:
+    if 0 < body.lease < _SHORTEST_LEASE:
+        raise ValueError("a lease is 0.001 s or more, or 0, which is without end")
     return Reserve(
         tuple(body.queues),
         body.count,
@@ -97,18 +110,20 @@ def _reserve(body: Reserving) -> Reserve:
         body.tag or "",
         body.owner or "",
         _milliseconds(body.grace),
+        body.again,
+        body.nodata,
     )
 
 
-async def _send(call: Call, reserved: Reserved) -> web.StreamResponse:
+async def _send(call: Call, reserved: Reserved, held: Sequence[HeldReads]) -> web.StreamResponse:
     """Send what was reserved; return once the socket has all of it. Raises ConnectionError."""
     request = call.request
-    items = _items(reserved)
+    items = [] if held else _items(reserved)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     try:
         async with asyncio.timeout(SEND_TIMEOUT):
             await response.prepare(request)
-        for part in _parts(items):
+        for part in _parts(items, held):
             async with asyncio.timeout(SEND_TIMEOUT):
                 await response.write(part)
             await asyncio.sleep(0)
@@ -138,11 +153,11 @@ def _items(reserved: Reserved) -> list[Item]:
     return found
 
 
-def _parts(items: Sequence[Item]) -> Iterator[bytes]:
+def _parts(items: Sequence[Item], held: Sequence[HeldReads]) -> Iterator[bytes]:
     """Yield a `ReservedAnswer` as JSON, in parts."""
     parts: list[bytes] = []
     size = 0
-    for piece in _pieces(items):
+    for piece in _pieces(items, held):
         parts.append(piece)
         size += len(piece)
         if size >= _PART:
@@ -151,7 +166,7 @@ def _parts(items: Sequence[Item]) -> Iterator[bytes]:
     yield b"".join(parts)
 
 
-def _pieces(items: Sequence[Item]) -> Iterator[bytes]:
+def _pieces(items: Sequence[Item], held: Sequence[HeldReads]) -> Iterator[bytes]:
     between = _BEFORE_ITEMS
     for item, record in items:
         yield between + item.__pydantic_serializer__.to_json(item).removesuffix(_AFTER_DATA)
@@ -160,7 +175,16 @@ def _pieces(items: Sequence[Item]) -> Iterator[bytes]:
             yield base64.b64encode(data[at : at + _ENCODED_AT_ONCE])
         yield _AFTER_DATA
         between = b","
-    yield _AFTER_ITEMS if items else _BEFORE_ITEMS + _AFTER_ITEMS
+    if not items:
+        yield _BEFORE_ITEMS
+    if not held:
+        yield _AFTER_ITEMS
+        return
+    entries = [
+        HeldEntry(queue=one.queue, nonce=nonce_text(one.nonce), count=one.count, bytes=one.size)
+        for one in held
+    ]
+    yield b'],"held":[%b]}' % b",".join([one.model_dump_json().encode() for one in entries])
 
 
 async def finish_reads(call: Call) -> Answer:
@@ -194,6 +218,37 @@ async def release_reads(call: Call) -> Answer:
     return Answer(Released(released=count))
 
 
+async def release_owner(call: Call) -> Answer:
+    """Give the reserved reads of an owner back, those of all queues."""
+    body = call.body(ReleasingOwner)
+    count = await _ended(
+        call,
+        lambda: Release(
+            "",
+            (),
+            "",
+            body.owner,
+            None if body.delay is None else _milliseconds(body.delay),
+            body.uncounted,
+            body.dead,
+        ),
+    )
+    return Answer(Released(released=count))
+
+
+async def list_owners(call: Call) -> Answer:
+    """List the owners of reserved reads, in the order of their names."""
+    query = call.query(OwnersQuery)
+    found: list[OwnerEntry] = []
+    total = 0
+    async for some in slices(call.admin.context.collection.owners.holding(query.pattern), _SLICE):
+        for one in filter(None, some):
+            total += 1
+            if query.offset < total <= query.offset + query.limit:
+                found.append(OwnerEntry(**asdict(one)))
+    return Answer(OwnerPage(total=total, offset=query.offset, owners=found))
+
+
 async def extend_reads(call: Call) -> Answer:
     """Let the leases of reserved reads end so many seconds from now."""
     body = call.body(Extending)
@@ -212,7 +267,8 @@ async def extend_owner(call: Call) -> Answer:
 async def retire_tags(call: Call) -> Answer:
     """Refuse the tags of a name up to an epoch from now on, and forget those that are done.
 
-    The reads of those that are open are given back.
+    The reads of those that are open are given back; they were no deliveries. A name is forgotten 30
+    days after that.
     """
     body = call.body(Retiring)
     count = await _ended(call, lambda: Retire(call.name, body.name, body.epoch))

@@ -39,6 +39,7 @@ COMMANDS: Final = {
     "extend": ("kestrelmq.cli.reserving", "extend"),
     "extend-owner": ("kestrelmq.cli.reserving", "extend_owner"),
     "retire": ("kestrelmq.cli.reserving", "retire"),
+    "owners": ("kestrelmq.cli.reserving", "owners"),
     "queues": ("kestrelmq.cli.tables", "queues"),
     "stats": ("kestrelmq.cli.tables", "stats"),
     "top": ("kestrelmq.cli.top", "top"),

@@ -1,6 +1,8 @@
-"""`kestrelmq reserve`, `finish`, `release`, `extend`, `retire`: reserved reads, for scripts."""
+"""`kestrelmq reserve`, `finish`, `release`, `extend`, `retire`, `owners`: reserved reads."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
@@ -11,11 +13,13 @@ from kestrelmq.cli.servers import (
     QueueArgument,
     ServersFlag,
     ZookeeperFlag,
+    asking_each,
     connect,
 )
+from kestrelmq.cli.tables import JsonFlag, print_table
 from kestrelmq.cli.terminal import OutputError, standard_output, write_out
 from kestrelmq.cli.values import duration
-from kestrelmq.client.commands import ReservedRead
+from kestrelmq.client.commands import ReservedCount, ReservedRead
 from kestrelmq.errors import KestrelError
 from kestrelmq.tools.export_rows import data_fields
 
@@ -34,6 +38,7 @@ LeaseArgument = Annotated[
 ]
 OwnerFlag = Annotated[str, typer.Option(metavar="NAME", help="Whose the items are.")]
 
+_HEADS: Final = ("server", "owner", "reads", "queues", "tags", "age", "connections")
 _DONE: Final = 3
 """The exit status of a `reserve` whose tag is done."""
 
@@ -46,7 +51,9 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     lease: Annotated[
         float,
         typer.Option(
-            parser=duration, metavar="TIME", help="How long the items are reserved, such as 30s."
+            parser=duration,
+            metavar="TIME",
+            help="How long the items are reserved, such as 30s; 0 is without end.",
         ),
     ],
     count: Annotated[int, typer.Option(min=1, max=1000, help="Up to this many items.")] = 1,
@@ -62,6 +69,12 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
             help="How long they stay reserved after the owner's last connection.",
         ),
     ] = 5.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Only what the tag has already: take nothing.")
+    ] = False,
+    nodata: Annotated[
+        bool, typer.Option("--nodata", help="Print how much was reserved of each queue instead.")
+    ] = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -79,7 +92,8 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     """  # noqa: D301 # \b is for the help
     standard_output()  # if it is closed, nothing is reserved
     with connect(servers, zookeeper, path_prefix) as client:
-        found = client.reserve_many(
+        reserve_some = client.hold_many if nodata else client.reserve_many
+        found: Sequence[ReservedRead | ReservedCount] | None = reserve_some(
             queues,
             count,
             lease,
@@ -87,6 +101,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
             tag=tag,
             owner=owner,
             grace=grace,
+            again=again,
         )
         printed = 0
         try:
@@ -95,14 +110,18 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
                 printed += 1
         except OutputError:
             if not tag:  # who asks for the tag again gets the same items
-                for one in reversed((found or [])[printed:]):  # each becomes the head
-                    client.release(one.queue, one, counted=False, server=one.server)
+                unprinted = (found or [])[printed:]
+                for one in reversed(unprinted):  # each becomes the head
+                    if isinstance(one, ReservedRead):
+                        client.release(one.queue, one, counted=False, server=one.server)
             raise
     if not found:
         raise typer.Exit(_DONE if found is None else 1)
 
 
-def _line(one: ReservedRead) -> bytes:
+def _line(one: ReservedRead | ReservedCount) -> bytes:
+    if isinstance(one, ReservedCount):
+        return f"{json.dumps(asdict(one), ensure_ascii=False)}\n".encode()
     fields: dict[str, object] = {"server": one.server, "queue": one.queue}
     fields |= {"read": one.read, "deliveries": one.deliveries}
     fields |= data_fields(one.data) | {"add_time": one.add_time, "expiry": one.expiry}
@@ -127,7 +146,9 @@ def finish(
 
 
 def release(  # noqa: PLR0913 # one parameter a flag
-    queue: QueueArgument,
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="The queue; with --owner, by default all.")
+    ] = "",
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
@@ -152,18 +173,26 @@ def release(  # noqa: PLR0913 # one parameter a flag
 ) -> None:
     """Give reserved items back, or those of a tag or an owner.
 
+    \b
+    kestrelmq release --owner sink-7
+
     Exit status 1: one of them was not reserved any more.
-    """
+    """  # noqa: D301 # \b is for the help
+    if not queue and not owner:
+        raise typer.BadParameter("give a queue, or --owner")
     with connect(servers, zookeeper, path_prefix) as client:
-        count = client.release(
-            queue,
-            reads or None,
-            tag=tag,
-            owner=owner,
-            delay=delay,
-            counted=not uncounted,
-            dead=dead,
-        )
+        if queue:
+            count = client.release(
+                queue,
+                reads or None,
+                tag=tag,
+                owner=owner,
+                delay=delay,
+                counted=not uncounted,
+                dead=dead,
+            )
+        else:
+            count = client.release_owner(owner, delay=delay, counted=not uncounted, dead=dead)
         _report("released", count, reads)
 
 
@@ -203,6 +232,30 @@ def extend_owner(
         _report("extended", client.extend_owner(owner, lease), None)
 
 
+def owners(
+    pattern: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Of their names, as of files in a shell.")
+    ] = "*",
+    *,
+    as_json: JsonFlag = False,
+    servers: ServersFlag = None,
+    zookeeper: ZookeeperFlag = None,
+    path_prefix: PathPrefixFlag = None,
+) -> None:
+    """List the owners of reserved items: how many they hold, under how many tags, for how long.
+
+    The age is how long, in seconds, an owner has held items without a break.
+    """
+    with asking_each(
+        servers, zookeeper, path_prefix, lambda client: client.owners(pattern)
+    ) as answers:
+        found = [asdict(one) for answer in answers for one in answer]
+        if as_json:
+            print(json.dumps(found, indent=2))
+        else:
+            print_table(_HEADS, [[str(one[head]) for head in _HEADS] for one in found])
+
+
 def retire(
     queue: QueueArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name in the tags.")],
@@ -214,7 +267,7 @@ def retire(
 ) -> None:
     """Forget the tags of a name up to an epoch, and refuse them from now on.
 
-    Items that are reserved under them go back to the queue.
+    Items that are reserved under them go back to the queue, as if never delivered.
     """
     with connect(servers, zookeeper, path_prefix) as client:
         _report("retired", client.retire(queue, name, epoch), None)

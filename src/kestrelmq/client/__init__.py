@@ -14,6 +14,8 @@ from kestrelmq.client.commands import (
     ConnectedClient,
     DeadLetter,
     Moved,
+    ReadsOwner,
+    ReservedCount,
     ReservedRead,
 )
 from kestrelmq.client.options import ClientOptions
@@ -30,6 +32,8 @@ __all__ = [
     "DeadLetter",
     "Moved",
     "QueueStats",
+    "ReadsOwner",
+    "ReservedCount",
     "ReservedItem",
     "ReservedRead",
 ]

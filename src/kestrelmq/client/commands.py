@@ -243,6 +243,49 @@ class ReservedRead:
     server: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ReservedCount:
+    """How much of a queue a server has reserved.
+
+    Attributes:
+        queue: the queue.
+        nonce: what the names of the reads end with: other reads have another.
+        count: how many reads.
+        bytes: bytes of data in their items.
+        server: the server; empty in the reply of the server.
+    """
+
+    queue: str
+    nonce: str
+    count: int
+    bytes: int
+    server: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsOwner:
+    """An owner of reserved reads.
+
+    Attributes:
+        owner: its name.
+        reads: how many reads it has.
+        queues: in how many queues those are.
+        tags: how many of its tags are open.
+        age: for how many seconds it has had reads without a break; since the start of the server
+            at most.
+        connections: how many connections have named it.
+        server: the server; empty in the reply of the server.
+    """
+
+    owner: str
+    reads: int
+    queues: int
+    tags: int
+    age: float
+    connections: int
+    server: str = ""
+
+
 def reserve(
     queues: Sequence[bytes], count: int, terms: wire.ReserveTerms, wait: float
 ) -> Command[list[ReservedRead] | None]:
@@ -262,6 +305,52 @@ def reserve(
 
     request = wire.reserve_request(queues, count, terms, _milliseconds(wait))
     return Command(request, read, wait)
+
+
+def reserve_held(
+    queues: Sequence[bytes], count: int, terms: wire.ReserveTerms, wait: float
+) -> Command[list[ReservedCount] | None]:
+    """Reserve as `reserve` does, and read how much it is; `terms` have `nodata`."""
+
+    def read() -> Reading[list[ReservedCount] | None]:
+        found: list[ReservedCount] = []
+        while not isinstance(reply := (yield), wire.EndOfList):
+            if terms.tag and not found and reply == wire.Line("DONE"):
+                return None
+            queue, nonce, *rest = _words(reply, "HELD", 4)
+            if queue.encode() not in queues or len(found) == len(queues):
+                _unexpected(reply)
+            count, size = map(number, rest)
+            found.append(ReservedCount(queue, nonce, count, size))
+        return found
+
+    return Command(wire.reserve_request(queues, count, terms, _milliseconds(wait)), read, wait)
+
+
+def owners(pattern: str) -> Command[list[ReadsOwner]]:
+    """Ask for the owners of reserved reads whose names are of a pattern."""
+
+    def read() -> Reading[list[ReadsOwner]]:
+        found: list[ReadsOwner] = []
+        size = 0
+        while not isinstance(reply := (yield), wire.EndOfList):
+            owner, *rest = _words(reply, "OWNER", 6)
+            size += len(owner)
+            if size > MAX_STATS_BYTES:
+                raise ProtocolError(f"a list of owners of more than {MAX_STATS_BYTES} bytes")
+            reads, queues, tags, age, connections = map(number, rest)
+            found.append(ReadsOwner(owner, reads, queues, tags, age / 1000, connections))
+        return found
+
+    return Command(wire.owners_request(pattern), read, is_listing=True)
+
+
+def _words(reply: wire.Reply, verb: str, count: int) -> list[str]:
+    """Return the words of a line after its first; there must be so many."""
+    words = reply.text.split(" ") if isinstance(reply, wire.Line) else []
+    if len(words) != count + 1 or words[0] != verb:
+        _unexpected(reply)
+    return words[1:]
 
 
 def _reserved(reply: wire.ItemReply, queues: Sequence[bytes]) -> ReservedRead:
@@ -287,10 +376,16 @@ def reserve_one(queue: bytes, terms: wire.ReserveTerms, wait: float) -> Command[
 
 
 def reserve_terms(
-    lease: float, tag: str = "", owner: str = "", grace: float = 0
+    lease: float,
+    tag: str = "",
+    owner: str = "",
+    grace: float = 0,
+    *,
+    again: bool = False,
+    nodata: bool = False,
 ) -> wire.ReserveTerms:
     """Return terms whose times are given in seconds."""
-    return wire.ReserveTerms(_milliseconds(lease), tag, owner, _milliseconds(grace))
+    return wire.ReserveTerms(_milliseconds(lease), tag, owner, _milliseconds(grace), again, nodata)
 
 
 def hold(queue: bytes, wait: float) -> Command[HeldItem | None]:
@@ -327,9 +422,21 @@ def release(
     dead: bool = False,
 ) -> Command[int]:
     """Give reserved reads back; return how many were reserved."""
-    words = [] if delay is None else [f"delay={_milliseconds(delay)}"]
-    words += [word for word, given in (("uncounted", not counted), ("dead", dead)) if given]
+    words = _release_words(delay, counted=counted, dead=dead)
     return _ending("release", "RELEASED", queue, which, *words)
+
+
+def release_owner(
+    owner: str, delay: float | None = None, *, counted: bool = True, dead: bool = False
+) -> Command[int]:
+    """Give all reserved reads of an owner back; return how many there were."""
+    words = _release_words(delay, counted=counted, dead=dead)
+    return Command(wire.release_owner_request(owner, *words), _read_counts("RELEASED", 1))
+
+
+def _release_words(delay: float | None, *, counted: bool, dead: bool) -> list[str]:
+    words = [] if delay is None else [f"delay={_milliseconds(delay)}"]
+    return words + [word for word, given in (("uncounted", not counted), ("dead", dead)) if given]
 
 
 def extend(queue: bytes, which: Reads, seconds: float) -> Command[int]:

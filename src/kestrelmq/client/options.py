@@ -174,6 +174,11 @@ def end_of_wait(timeout: float | None, now: float) -> float:
     return now + seconds
 
 
+def checked_long_lease(seconds: float) -> float:
+    """Do as `checked_lease`, but take 0, which is without end."""
+    return 0.0 if checked_number(seconds, "a lease") == 0 else checked_lease(seconds)
+
+
 def checked_lease(seconds: float) -> float:
     """Return a lease. Raises InvalidRequest: nothing can be reserved for so long."""
     if not 0 < checked_number(seconds, "a lease") <= LONGEST_LEASE:

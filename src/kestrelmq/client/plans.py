@@ -53,6 +53,8 @@ from kestrelmq.client.commands import (
     ConnectedClient,
     HeldItem,
     Moved,
+    ReadsOwner,
+    ReservedCount,
     ReservedRead,
 )
 from kestrelmq.client.exporting import (
@@ -69,6 +71,7 @@ from kestrelmq.client.options import (
     check_grace,
     checked_count,
     checked_lease,
+    checked_long_lease,
     declared_time,
     end_of_wait,
     item_times,
@@ -348,11 +351,9 @@ def _or_none(plan: Plan[list[T] | None]) -> Plan[list[T] | None]:
     return (yield from plan) or None
 
 
-def _reserve_at(
-    server: Address, queues: Sequence[bytes], count: int, terms: ReserveTerms, wait: float
-) -> Plan[list[ReservedRead] | None]:
-    """Reserve items of a server; return them with its name, or None if their tag is done."""
-    found = yield RunStep(server, commands.reserve(queues, count, terms, wait))
+def _reserve_at(server: Address, command: Command[Any]) -> Plan[list[Any] | None]:
+    """Reserve at a server; return what that says, with its name, or None if the tag is done."""
+    found = yield RunStep(server, command)
     return None if found is None else [replace(one, server=str(server)) for one in found]
 
 
@@ -752,7 +753,7 @@ class Planner:
                 yield PauseStep(_PAUSE_WHEN_ALL_FAILED)
         return batch
 
-    def reserve_many(
+    def reserve_many(  # noqa: PLR0913 # one parameter an option of the request
         self,
         queues: str | Sequence[str],
         count: int,
@@ -762,6 +763,7 @@ class Planner:
         tag: str = "",
         owner: str = "",
         grace: float = 5.0,
+        again: bool = False,
         server: str | None = None,
     ) -> Plan[list[ReservedRead] | None]:
         """Reserve up to `count` items of one server, until they are finished or released.
@@ -772,12 +774,14 @@ class Planner:
         Args:
             queues: the queue, or several, which are asked in this order.
             count: the most items, up to 1000.
-            lease: seconds for which they are reserved.
+            lease: seconds for which they are reserved; 0 is without end, whatever becomes of the
+                owner.
             timeout: seconds to wait for an item.
             tag: `NAME:EPOCH:PART`: the same items are returned again until they are finished.
             owner: a name for this process, or any other.
             grace: seconds for which the items of an owner stay reserved at most, after the last
                 connection has ended that named it.
+            again: whether only what the tag has already is wanted: nothing is taken.
             server: the server to ask; by default any. If there are several, a tag needs one.
 
         Returns:
@@ -786,17 +790,52 @@ class Planner:
         Raises:
             InvalidRequest: the server is not one of this client's, or must be given.
         """
+        check_grace(grace)
+        terms = commands.reserve_terms(checked_long_lease(lease), tag, owner, grace, again=again)
+        return (yield from self._reserve(queues, count, timeout, terms, server, commands.reserve))
+
+    def hold_many(  # noqa: PLR0913 # one parameter an option of the request
+        self,
+        queues: str | Sequence[str],
+        count: int,
+        lease: float,
+        timeout: float | None = None,
+        *,
+        tag: str = "",
+        owner: str = "",
+        grace: float = 5.0,
+        again: bool = False,
+        server: str | None = None,
+    ) -> Plan[list[ReservedCount] | None]:
+        """Do as `reserve_many`, but return only how much was reserved of each queue.
+
+        The items stay at the server, until somebody asks for them by the tag.
+        """
+        check_grace(grace)
+        terms = commands.reserve_terms(
+            checked_long_lease(lease), tag, owner, grace, again=again, nodata=True
+        )
+        ask = commands.reserve_held
+        return (yield from self._reserve(queues, count, timeout, terms, server, ask))
+
+    def _reserve(
+        self,
+        queues: str | Sequence[str],
+        count: int,
+        timeout: float | None,
+        terms: ReserveTerms,
+        server: str | None,
+        ask: Callable[[Sequence[bytes], int, ReserveTerms, float], Command[list[T] | None]],
+    ) -> Plan[list[T] | None]:
         names = given_list(queues, str)
         checked = [commands.checked_queue(name) for name in names]
         if not checked:
             raise InvalidRequest("no queue was given")
-        check_grace(grace)
-        terms = commands.reserve_terms(checked_lease(lease), tag, owner, grace)
 
-        if server is None and not tag:
-            some: list[ReservedRead] | None = yield from self._search(
+        if server is None and not terms.tag:
+            some: list[T] | None = yield from self._search(
                 timeout,
-                lambda at, wait: _or_none(_reserve_at(at, checked, count, terms, wait)),
+                lambda at, wait: _or_none(_reserve_at(at, ask(checked, count, terms, wait))),
                 names[0] if len(names) == 1 else None,
             )
             return some or []
@@ -806,7 +845,7 @@ class Planner:
         only, deadline = home or self._server(server), end_of_wait(timeout, self.clock())
         while True:
             wait = min(LONGEST_WAIT, max(0.0, deadline - self.clock()))
-            found = yield from _reserve_at(only, checked, count, terms, wait)
+            found = yield from _reserve_at(only, ask(checked, count, terms, wait))
             if found != [] or self.clock() >= deadline:
                 return found
 
@@ -873,6 +912,25 @@ class Planner:
         command = commands.release(name, which, delay, counted=counted, dead=dead)
         return (yield from self._count_at(server, command))
 
+    def release_owner(
+        self,
+        owner: str,
+        *,
+        delay: float | None = None,
+        counted: bool = True,
+        dead: bool = False,
+        server: str | None = None,
+    ) -> Plan[int]:
+        """Give all items of an owner back, in all queues; as `release`."""
+        check_delay(delay)
+        command = commands.release_owner(owner, delay, counted=counted, dead=dead)
+        return (yield from self._count_at(server, command))
+
+    def owners(self, pattern: str = "*") -> Plan[list[ReadsOwner]]:
+        """Return the owners of reserved reads of every server whose names are of a pattern."""
+        answers = yield from self._on_every_server(commands.owners(pattern))
+        return [replace(one, server=s) for s, found in answers.items() for one in found]
+
     def extend(
         self,
         queue: str,
@@ -899,7 +957,8 @@ class Planner:
     def retire(self, queue: str, name: str, epoch: int, *, server: str | None = None) -> Plan[int]:
         """Refuse the tags of `name` up to `epoch` from now on, and forget those that are done.
 
-        Items that are reserved under them go back.
+        Items that are reserved under them go back, and that was no delivery. A name is forgotten 30
+        days after the last time.
 
         Returns:
             How many tags were open or done.
@@ -1379,8 +1438,11 @@ class ClientOperations:
     get = PlanMethod(Planner.get)
     peek = PlanMethod(Planner.peek)
     reserve_many = PlanMethod(Planner.reserve_many)
+    hold_many = PlanMethod(Planner.hold_many)
     finish = PlanMethod(Planner.finish)
     release = PlanMethod(Planner.release)
+    release_owner = PlanMethod(Planner.release_owner)
+    owners = PlanMethod(Planner.owners)
     extend = PlanMethod(Planner.extend)
     extend_owner = PlanMethod(Planner.extend_owner)
     retire = PlanMethod(Planner.retire)

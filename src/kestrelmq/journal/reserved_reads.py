@@ -7,7 +7,7 @@ notes say the rest:
                     the tag (both UTF-8, perhaps empty), and the reads
     17  UNRESERVED  the reads
     18  DONE        u32 how many reads were finished, and the tag
-    19  RETIRED     u64 epoch, and the name
+    19  RETIRED     u64 epoch, the name, ":", and when that was (ms since the epoch, decimal)
     20  HELD_BACK   the reads: as UNRESERVED, and they will be given back without counting that
 
 The reads are runs of consecutive xids: i32 first, u32 how many. RESERVED comes behind the records
@@ -16,7 +16,8 @@ reads are ordinary ones. Records that end a read end its reservation, too.
 
 A tag is done, or retired, as a whole, wherever a crash cuts the journal: DONE itself confirms the
 reads of its tag, and the CONFIRM_REMOVEs behind it are for other readers of the format. RETIRED
-ends the reservations of open tags; UNREMOVEs of their reads come behind it.
+ends the reservations of open tags, which were no deliveries, and UNREMOVEs of their reads come
+behind it. One without a time is an old one: its reads were deliveries, and it is never forgotten.
 
 A tag is `NAME:EPOCH:PART`. It is open with the reads of its reservation, done, retired with all
 tags of its name up to an epoch, or none of that.
@@ -67,7 +68,8 @@ class ReserveTerms:
     """On what terms reads are reserved.
 
     Attributes:
-        lease: how long they are reserved, unless extended (ms).
+        lease: how long they are reserved, unless extended (ms); 0 is without end, whatever becomes
+            of the owner.
         grace: how long after the owner's last connection has ended (ms).
         owner: whose they are; may be empty.
         tag: the step that they belong to; may be empty.
@@ -133,6 +135,7 @@ class ReservedReads:
         by_tag: the reservation of each open tag.
         done: how many reads were finished for each tag that is done.
         retired: the last retired epoch of each name.
+        retired_at: when one was last retired, by name (ms since the epoch).
         size: an upper bound of the memory that the items of the reads take.
         note_bytes: about how many bytes notes that say all of this take.
         uncounted: open reads, not reserved, that no reader has and that were no deliveries.
@@ -148,6 +151,7 @@ class ReservedReads:
         self.by_tag: dict[str, Reservation] = NOTHING
         self.done: dict[str, int] = NOTHING
         self.retired: dict[str, int] = NOTHING
+        self.retired_at: dict[str, int] = NOTHING
 
     # --- changes ---
 
@@ -207,7 +211,7 @@ class ReservedReads:
 
     def drop_all(self) -> list[dict[int, Reservation]]:
         """Forget everything; return what is to be freed: there may be millions of entries."""
-        for everything in (self.by_tag, self.done, self.retired):
+        for everything in (self.by_tag, self.done, self.retired, self.retired_at):
             everything.clear()
         self.uncounted.clear()
         self.size = self.note_bytes = 0
@@ -266,12 +270,17 @@ class ReservedReads:
         del self.done[tag]
         self.note_bytes -= _TAG_BYTES + len(tag)
 
-    def retire(self, name: str, epoch: int) -> dict[str, int]:
-        """Retire the epochs of `name` up to `epoch`; return the done tags that are forgotten."""
+    def retire(self, name: str, epoch: int, now: int = 0) -> dict[str, int]:
+        """Retire the epochs of `name` up to `epoch`; return the done tags that are forgotten.
+
+        `now` is in milliseconds since the epoch; 0 if that is not known.
+        """
         if name not in self.retired:
             self.note_bytes += _TAG_BYTES + len(name)
         self.retired = own(self.retired)
         self.retired[name] = max(epoch, self.retired.get(name, -1))
+        self.retired_at = own(self.retired_at)
+        self.retired_at[name] = now
         forgotten = {tag: self.done[tag] for tag in _tags_up_to(self.done, name, epoch)}
         for tag in forgotten:
             self.forget_done(tag)
@@ -280,12 +289,23 @@ class ReservedReads:
     def unretire(self, name: str, before: int | None, forgotten: dict[str, int]) -> None:
         """Undo `retire`; `before` is the epoch that was retired before that."""
         if before is None:
-            del self.retired[name]
-            self.note_bytes -= _TAG_BYTES + len(name)
+            self._forget_retired(name)
         else:
             self.retired[name] = before
         for tag, count in forgotten.items():
             self.set_done(tag, count)
+
+    def forget_retired(self, before: int) -> None:
+        """Forget the names that were last retired before a time (ms) and have no other tags."""
+        old = {name for name, at in self.retired_at.items() if 0 < at < before}
+        if old:
+            old -= {tag.partition(":")[0] for tag in (*self.by_tag, *self.done)}
+        for name in old:
+            self._forget_retired(name)
+
+    def _forget_retired(self, name: str) -> None:
+        del self.retired[name], self.retired_at[name]
+        self.note_bytes -= _TAG_BYTES + len(name)
 
     def open_up_to(self, name: str, epoch: int) -> list[Reservation]:
         """Return the reservations of the open tags of `name` up to `epoch`."""
@@ -309,12 +329,7 @@ class ReservedReads:
             elif note.kind == DONE:
                 self._apply_done(note.payload, opened)
             elif note.kind == RETIRED:
-                name = note.payload[_U64.size :].decode()
-                epoch = _U64.unpack_from(note.payload)[0]
-                for reservation in self.open_up_to(name, epoch):
-                    for xid in self.live(reservation):
-                        self.end(xid)
-                self.retire(name, epoch)
+                self._apply_retired(*_decode_retired(note.payload))
         except (StructError, ValueError, IndexError):
             return
 
@@ -326,6 +341,14 @@ class ReservedReads:
         if xids:
             size = items_size([opened[xid] for xid in xids])
             self.add(Reservation(nonce, terms, xids, size, len(xids)))
+
+    def _apply_retired(self, name: str, epoch: int, retired_at: int) -> None:
+        for reservation in self.open_up_to(name, epoch):
+            for xid in self.live(reservation):
+                self.end(xid)
+                if retired_at:
+                    self.set_uncounted(xid)
+        self.retire(name, epoch, retired_at)
 
     def _apply_done(self, payload: bytes, opened: ReadTable[bytes]) -> None:
         count, tag = _U32.unpack_from(payload)[0], payload[_U32.size :].decode()
@@ -341,7 +364,11 @@ class ReservedReads:
     def snapshot(self) -> "ReservedSnapshot":
         """Return what there is now, to be written later."""
         return ReservedSnapshot(
-            self.by_xid.copy(), self.done.copy(), self.retired.copy(), self.uncounted.copy()
+            self.by_xid.copy(),
+            self.done.copy(),
+            self.retired.copy(),
+            self.uncounted.copy(),
+            self.retired_at.copy(),
         )
 
 
@@ -354,12 +381,14 @@ class ReservedSnapshot:
         done: likewise.
         retired: likewise.
         uncounted: likewise; `records` empties it, too.
+        retired_at: likewise.
     """
 
     by_xid: ReadTable[Reservation]
     done: dict[str, int]
     retired: dict[str, int]
     uncounted: ReadTable[bool]
+    retired_at: dict[str, int]
 
     def records(self, last_xid: int, pause: Pause = no_pause) -> Iterator[bytes]:
         """Yield the notes, once; they come after the records that open the reads.
@@ -368,7 +397,7 @@ class ReservedSnapshot:
         the journal says the same later.
         """
         for name, epoch in self.retired.items():
-            yield retired_note(name, epoch, last_xid)
+            yield retired_note(name, epoch, last_xid, self.retired_at[name])
         for tag, count in self.done.items():
             yield done_note(tag, count, last_xid)
         together: dict[Reservation, list[int]] = {}
@@ -387,7 +416,7 @@ class ReservedSnapshot:
             pause()
 
 
-NOTHING_RESERVED: Final = ReservedSnapshot(ReadTable(), {}, {}, ReadTable())
+NOTHING_RESERVED: Final = ReservedSnapshot(ReadTable(), {}, {}, ReadTable(), {})
 """A queue that has no reserved reads and no tags."""
 
 
@@ -434,9 +463,9 @@ def done_note(tag: str, count: int, last_xid: int) -> bytes:
     return encode(Note(DONE, _U32.pack(count) + tag.encode()), last_xid)
 
 
-def retired_note(name: str, epoch: int, last_xid: int) -> bytes:
-    """Return the note that the epochs of `name` up to `epoch` are retired."""
-    return encode(Note(RETIRED, _U64.pack(epoch) + name.encode()), last_xid)
+def retired_note(name: str, epoch: int, last_xid: int, retired_at: int = 0) -> bytes:
+    """Return the note that the epochs of `name` up to `epoch` were retired at a time (ms)."""
+    return encode(Note(RETIRED, _U64.pack(epoch) + f"{name}:{retired_at}".encode()), last_xid)
 
 
 def describe(note: Note) -> str | None:
@@ -458,8 +487,8 @@ def describe(note: Note) -> str | None:
             count = _U32.unpack_from(note.payload)[0]
             return f"tag {note.payload[_U32.size :].decode()} is done, {count} reads"
         if note.kind == RETIRED:
-            epoch = _U64.unpack_from(note.payload)[0]
-            return f"tags of {note.payload[_U64.size :].decode()} up to {epoch} are retired"
+            name, epoch, _ = _decode_retired(note.payload)
+            return f"tags of {name} up to {epoch} are retired"
     except (StructError, ValueError, IndexError):
         return f"a note of kind {note.kind} that makes no sense"
     return None
@@ -518,6 +547,12 @@ def _decode_terms(payload: bytes) -> tuple[int, ReserveTerms, int]:
     if tag:
         parse_tag(tag)
     return nonce, ReserveTerms(lease, grace, owner, tag), end
+
+
+def _decode_retired(payload: bytes) -> tuple[str, int, int]:
+    """Return a name, its last retired epoch and when that was (ms). Raises as `_decode_reads`."""
+    name, _, retired_at = payload[_U64.size :].decode().partition(":")
+    return name, _U64.unpack_from(payload)[0], int(retired_at or 0)
 
 
 def _runs_text(payload: bytes, at: int) -> str:

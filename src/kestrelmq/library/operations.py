@@ -330,7 +330,13 @@ class QueueOperations(QueueUse):
                 yield held.item
 
     async def reserve_many(
-        self: QueueUse, count: int, lease: float, timeout: float | None = 0.0, *, tag: str = ""
+        self: QueueUse,
+        count: int,
+        lease: float,
+        timeout: float | None = 0.0,
+        *,
+        tag: str = "",
+        again: bool = False,
     ) -> list[Item] | None:
         """Reserve up to `count` items for `lease` seconds, with the xids of their open reads.
 
@@ -345,19 +351,20 @@ class QueueOperations(QueueUse):
 
         Args:
             count: the most items, up to 1000; beyond about 16 MiB it returns fewer.
-            lease: how many seconds they are reserved for.
+            lease: how many seconds they are reserved for; 0 is without end.
             timeout: how many seconds to wait for an item; None is for as long as it takes.
             tag: the step that they belong to.
+            again: whether only what the tag has already is wanted: nothing is taken, or waited for.
 
         Returns:
             The items that are there, at least one unless none came; None if the tag is done.
 
         Raises:
-            ValueError: the count or the lease is out of range.
+            ValueError: the count or the lease is out of range, or `again` has no tag.
             TagRefused: this is no tag, or its epoch was retired.
         """
-        reserve = _reserving(count, lease, tag)
-        longest = longest_wait(timeout)
+        reserve = _reserving(count, lease, tag, again=again)
+        longest = 0.0 if again else longest_wait(timeout)
         deadline = None if longest is None else time.monotonic() + longest
         while True:
             found = await self._change(reserve)
@@ -378,7 +385,8 @@ class QueueOperations(QueueUse):
     async def retire(self: QueueUse, name: str, epoch: int) -> int:
         """Forget the tags of `name` up to an epoch, and refuse them from now on; return how many.
 
-        The items of those that are open go back.
+        The items of those that are open go back, and that was no delivery. A name is forgotten 30
+        days after the last time.
 
         Raises:
             TagRefused: no tag can have this name or epoch.
@@ -529,15 +537,19 @@ def _extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
     return lambda queue: queue.extend(xid, seconds)
 
 
-def _reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Item] | None]:
+def _reserving(
+    count: int, lease: float, tag: str, *, again: bool
+) -> Callable[[Queue], list[Item] | None]:
     """Return a function that reserves items; it returns None if the tag is done.
 
     Both raise what `reserve_many` does.
     """
     if not 1 <= given_count(count, "a number of items") <= MAX_RESERVED:
         raise ValueError(f"1 to {MAX_RESERVED} items are reserved at once")
-    if not _SHORTEST_LEASE <= given_number(lease, "a lease") <= LONGEST_TIME:
-        raise ValueError(f"a lease is from a millisecond to {LONGEST_TIME:.0f} seconds")
+    if given_number(lease, "a lease") != 0 and not _SHORTEST_LEASE <= lease <= LONGEST_TIME:
+        raise ValueError(f"a lease is 0, or from a millisecond to {LONGEST_TIME:.0f} seconds")
+    if again and not tag:
+        raise ValueError("again needs a tag")
     if tag:
         _check_tag(tag)
     terms = ReserveTerms(round(lease * 1000), tag=tag)
@@ -547,6 +559,8 @@ def _reserving(count: int, lease: float, tag: str) -> Callable[[Queue], list[Ite
         if reservation is None:
             if queue.is_done(tag):
                 return None
+            if again:
+                return []
             nonce = int.from_bytes(os.urandom(8))
             reservation = queue.reserve(terms, nonce, count, READ_BYTES)
         if reservation is None:

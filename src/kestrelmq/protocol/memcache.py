@@ -19,12 +19,14 @@ it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is ab
     clients
     client kill ID
     client name NAME
-    reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]]
+    reserve Q[,Q2...] COUNT lease=MS [t=MS] [tag=TAG] [owner=NAME [grace=MS]] [again] [nodata]
     finish Q READ... | tag=TAG
     release Q READ... | tag=TAG | owner=NAME [delay=MS] [uncounted] [dead]
+    release owner=NAME [delay=MS] [uncounted] [dead]
     extend Q MS READ... | tag=TAG
     extend owner=NAME MS
     retire Q NAME EPOCH
+    owners [PATTERN]
 """
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
@@ -69,9 +71,11 @@ from kestrelmq.protocol.reserving import (
     Extend,
     ExtendOwner,
     Finish,
+    ListOwners,
     Release,
     Reserve,
     Retire,
+    nonce_text,
     parse_listed,
     parse_reads,
     parse_run,
@@ -230,6 +234,7 @@ Request = (
     | NameClient
     | Reserve
     | EndsReads
+    | ListOwners
     | Stats
     | Dump
     | GetStatus
@@ -381,6 +386,18 @@ def reserved_rest(nonce: int, deliveries: int, times: tuple[int, int], size: int
         size: its bytes.
     """
     return b"-%016x %d %d %d %d\r\n" % (nonce, deliveries, *times, size)
+
+
+def held_line(queue: str, nonce: int, count: int, size: int) -> bytes:
+    """Return what a `reserve` with `nodata` says of a queue; `size` is the bytes of the items."""
+    return f"HELD {queue} {nonce_text(nonce)} {count} {size}\r\n".encode()
+
+
+def owner_line(
+    name: str, reads: int, queues: int, tags: int, age_ms: int, connections: int
+) -> bytes:
+    """Return a line of `owners`."""
+    return f"OWNER {name} {reads} {queues} {tags} {age_ms} {connections}\r\n".encode()
 
 
 def counted_line(verb: bytes, count: int) -> bytes:
@@ -723,7 +740,8 @@ class Parser:
             raise ClientFault("reserve takes queues, a count and a lease", closes=False)
         names = map(parse_listed, words[0].split(b","))
         options, others = _split_options(words[2:], {b"lease", b"t", b"tag", b"owner", b"grace"})
-        if others or b"lease" not in options:
+        flags = {b"again", b"nodata"}.intersection(others)
+        if len(flags) < len(others) or b"lease" not in options:
             raise ClientFault("reserve takes a lease= after the count", closes=False)
         if b"grace" in options and b"owner" not in options:
             raise ClientFault("a grace needs an owner", closes=False)
@@ -735,6 +753,8 @@ class Parser:
             _text(options, b"tag"),
             _text(options, b"owner"),
             _milliseconds(options.get(b"grace", b"5000"), "grace"),
+            b"again" in flags,
+            b"nodata" in flags,
         )
 
     def _finish(self, words: list[bytes]) -> Finish:
@@ -752,9 +772,15 @@ class Parser:
             raise ClientFault("release takes a queue and reads, a tag or an owner", closes=False)
         options, others = _split_options(words[1:], {b"tag", b"owner", b"delay"})
         flags = {b"uncounted", b"dead"}.intersection(others)
+        queue = ""
+        is_everywhere = flags.issuperset(others) and options.keys() <= {b"delay"}
+        if is_everywhere and words[0].startswith(b"owner="):
+            options |= _split_options(words[:1], {b"owner"})[0]
+        else:
+            queue = self._queue(words[0])
         delay = _milliseconds(options[b"delay"], "delay") if b"delay" in options else None
         return Release(
-            self._queue(words[0]),
+            queue,
             parse_reads([word for word in others if word not in flags]),
             _text(options, b"tag"),
             _text(options, b"owner"),
@@ -782,6 +808,11 @@ class Parser:
             _text({b"name": words[1]}, b"name"),
             -1 if epoch is None else epoch,
         )
+
+    def _owners(self, words: list[bytes]) -> ListOwners:
+        if len(words) > 1:
+            raise ClientFault("owners takes perhaps a pattern", closes=False)
+        return ListOwners(_text({b"pattern": words[0]}, b"pattern")) if words else ListOwners()
 
     def _unknown(self, line: bytes, verb: bytes, words: list[bytes]) -> RefusedRequest:
         _check_protocol(line)
@@ -846,6 +877,7 @@ _VERBS: Final[dict[bytes, Callable[[Parser, list[bytes]], Request]]] = {
     b"release": Parser._release,
     b"extend": Parser._extend,
     b"retire": Parser._retire,
+    b"owners": Parser._owners,
 }
 
 

@@ -288,16 +288,20 @@ class ReserveTerms:
     """On what terms to reserve items; times are in milliseconds.
 
     Attributes:
-        lease: how long they are reserved.
+        lease: how long they are reserved; 0 is without end.
         tag: the step that they belong to; may be empty.
         owner: whose they are; may be empty.
         grace: how long they stay reserved after the owner's last connection has ended.
+        again: whether only what the tag has already is wanted.
+        nodata: whether the reply only says how much is reserved.
     """
 
     lease: int
     tag: str = ""
     owner: str = ""
     grace: int = 0
+    again: bool = False
+    nodata: bool = False
 
 
 def reserve_request(
@@ -313,7 +317,19 @@ def reserve_request(
     if terms.owner:
         words.append(b"owner=%b" % _encoded(terms.owner, "an owner"))
         words.append(b"grace=%d" % _number(terms.grace, "a grace"))
+    words += [word for word, given in ((b"again", terms.again), (b"nodata", terms.nodata)) if given]
     return b"reserve %b %b\r\n" % (names, b" ".join(words))
+
+
+def release_owner_request(owner: str, *arguments: str) -> bytes:
+    """Return the request to release all reads of an owner."""
+    words = [_encoded(argument, "an argument") for argument in arguments]
+    return b" ".join([b"release owner=%b" % _encoded(owner, "an owner"), *words]) + b"\r\n"
+
+
+def owners_request(pattern: str) -> bytes:
+    """Return the request for the owners whose names are of a pattern."""
+    return b"owners %b\r\n" % _encoded(pattern, "a pattern")
 
 
 def extend_owner_request(owner: str, lease_ms: int) -> bytes:

@@ -39,11 +39,13 @@ class Reserve:
     Attributes:
         queues: their names; one that is repeated is asked once.
         count: the most items.
-        lease: how long they are reserved (ms).
+        lease: how long they are reserved (ms); 0 is without end, whatever becomes of the owner.
         timeout: milliseconds to wait for an item.
         tag: the step that they belong to; may be empty.
         owner: whose they are; may be empty.
         grace: how long they stay reserved after the owner's last connection has ended (ms).
+        again: whether only what the tag has already is wanted: nothing is taken.
+        nodata: whether the answer only says how much was reserved.
     """
 
     queues: tuple[str, ...]
@@ -53,6 +55,8 @@ class Reserve:
     tag: str = ""
     owner: str = ""
     grace: int = 5000
+    again: bool = False
+    nodata: bool = False
 
     def __post_init__(self) -> None:
         """Check it. Raises ValueError."""
@@ -61,10 +65,12 @@ class Reserve:
         if not 1 <= self.count <= MAX_RESERVED:
             raise ValueError(f"reserve takes a count of 1 to {MAX_RESERVED}")
         _check_milliseconds(lease=self.lease, t=self.timeout, grace=self.grace)
-        if not self.lease:
-            raise ValueError("a lease is at least 1 ms")
         _check_tag(self.tag)
         _check_owner(self.owner)
+        if self.again and not self.tag:
+            raise ValueError("again needs a tag")
+        if self.again and self.timeout:
+            raise ValueError("again takes no t")
 
 
 @dataclass(slots=True, init=False)
@@ -91,7 +97,7 @@ class Release:
     """Give reserved reads back, or those of a tag, or those of an owner.
 
     Attributes:
-        queue: the queue's name.
+        queue: the queue's name; with an owner it may be empty, which is every queue.
         reads: the reads.
         tag, owner: whose reads instead.
         delay: milliseconds until the items may be read again; None for the queue's setting.
@@ -114,6 +120,8 @@ class Release:
             raise ValueError("release takes a tag or an owner, not both")
         _check_milliseconds(delay=self.delay or 0)
         _check_owner(self.owner)
+        if not self.queue and not self.owner:
+            raise ValueError("release takes a queue")
         _check_whose("release", self.reads, self.tag, self.owner)
 
 
@@ -160,6 +168,17 @@ class Retire:
             raise ValueError("the name of a tag has no colon")
         if not 0 <= self.epoch <= MAX_EPOCH:
             raise ValueError("an epoch is a whole number")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOwners:
+    """List the owners of reserved reads whose names are of a pattern, as of files in a shell."""
+
+    pattern: str = "*"
+
+    def __post_init__(self) -> None:
+        """Check it. Raises ValueError."""
+        _check_text("pattern", self.pattern)
 
 
 EndsReads = Finish | Release | Extend | ExtendOwner | Retire

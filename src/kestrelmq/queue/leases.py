@@ -11,7 +11,8 @@ A read is given back at its deadline. The latest of these events sets it:
     `extend` of the owner                 the same, for all its reads in all queues
 
 When the owner's last connection ends, the deadline is at most `grace` later. If the owner comes
-back in time, it is what it was, and at least a lease later.
+back in time, it is what it was, and at least a lease later. A lease of 0 has no end, and only the
+first two events concern it.
 
 The latest event is found by a number that grows, so an extension costs the same however many reads
 an owner has. A heap says which reservation or owner to look at next. Each reservation has an entry
@@ -23,7 +24,9 @@ there may be a hundred thousand. When that may have moved deadlines to an earlie
 lets each of the queues look at the owner's reads at that time, some queues in each turn.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from math import inf
 from typing import Any, Final
@@ -49,6 +52,7 @@ class OwnerState:
         connections: how many the owner has.
         queues: those in which it has reads.
         reads: how many it has.
+        since: since when it has had reads without a break (monotonic seconds).
         deadline: when all their leases end, by the last `extend` of the owner.
         set_at: the number of that event; 0 when there was none.
         lost_at: when the owner's last connection ended, if it has none now.
@@ -76,15 +80,38 @@ class OwnerState:
         "queues",
         "reads",
         "set_at",
+        "since",
     )
 
     def __init__(self) -> None:
         self.connections = self.reads = 0
         self.queues: dict[Reservations, None] = {}
-        self.deadline = self.back_at = 0.0
+        self.deadline = self.back_at = self.since = 0.0
         self.set_at = self.lost_number = self.back_number = 0
         self.lost_at: float | None = None
         self.grace = self.extended_due = self.lost_due = self.due = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What an owner of reserved reads holds.
+
+    Attributes:
+        owner: its name.
+        reads: how many reads it has, in all queues.
+        queues: in how many queues those are.
+        tags: how many tags of it are open.
+        age: for how many seconds it has had reads without a break; since the start of the server
+            at most.
+        connections: how many connections have named it.
+    """
+
+    owner: str
+    reads: int
+    queues: int
+    tags: int
+    age: float
+    connections: int
 
 
 class Owner:
@@ -200,8 +227,9 @@ class Reservations:
         """Undo `end`."""
         self.reserved.restore(xid, reservation)
         self._enrol(reservation, 1)
-        if reservation.due == inf:
-            self._look_at(reservation, self._deadline(reservation))
+        deadline = self._deadline(reservation)
+        if deadline < reservation.due:
+            self._look_at(reservation, deadline)
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all reservations; return lists of what is to be freed: there may be millions."""
@@ -252,8 +280,15 @@ class Reservations:
             self._look_at(reservation, now)
 
     def lease_end(self, xid: int) -> float:
-        """Return when the lease of the reserved read `xid` ends (monotonic seconds)."""
+        """Return when the lease of the reserved read `xid` ends (monotonic seconds, or inf)."""
         return self._deadline(self.reserved.by_xid[xid], xid)
+
+    def open_tags(self, owner: str) -> int:
+        """Return how many tags of an owner are open."""
+        count = 0
+        for reservation in self.reserved.by_tag.values():
+            count += reservation.terms.owner == owner
+        return count
 
     @property
     def has_deadlines(self) -> bool:
@@ -316,7 +351,7 @@ class Reservations:
     def _deadline(self, reservation: Reservation, xid: int | None = None) -> float:
         """Return when the lease of a reservation ends, or that of its read `xid`."""
         deadline, set_at, terms = reservation.deadline, reservation.set_at, reservation.terms
-        owner = self.owners.get(terms.owner) if terms.owner else None
+        owner = self.owners.get(terms.owner) if terms.owner and terms.lease else None
         state = None if owner is None else owner.state
         # What happened to the owner before it had reads here does not count.
         begun = 0 if owner is None else owner.since
@@ -335,7 +370,8 @@ class Reservations:
         return deadline
 
     def _begin_lease(self, reservation: Reservation, now: float) -> None:
-        reservation.deadline = now + reservation.terms.lease / 1000
+        lease = reservation.terms.lease
+        reservation.deadline = now + lease / 1000 if lease else inf
         reservation.set_at = self.registry.next_event()
         reservation.extended = None
         if reservation.deadline < reservation.due:
@@ -366,7 +402,8 @@ class Reservations:
             owner = self.owners[name] = self.registry.add(name, self)
         owner.reads += reads
         owner.state.reads += reads
-        owner.state.grace = min(owner.state.grace, reservation.terms.grace / 1000)
+        if reservation.terms.lease:
+            owner.state.grace = min(owner.state.grace, reservation.terms.grace / 1000)
         if not reservation.number:
             reservation.number = self._next_number()
         owner.reservations[reservation.number] = reservation
@@ -429,15 +466,20 @@ class Owners(Timed):
         reservations.queue, reservations.registry = queue, self
         for name, owner in reservations.owners.items():
             old, owner.state, owner.since = owner.state, self._state(name), self._events
-            owner.state.queues[reservations] = None
+            self._add_queue(owner.state, reservations)
             owner.state.reads += owner.reads
             owner.state.grace = min(owner.state.grace, old.grace)
 
     def add(self, name: str, reservations: Reservations) -> Owner:
         """Take note that an owner has reads in a queue; return what has those."""
         state = self._state(name)
-        state.queues[reservations] = None
+        self._add_queue(state, reservations)
         return Owner(state, self._events)
+
+    def _add_queue(self, state: OwnerState, reservations: Reservations) -> None:
+        if not state.queues:
+            state.since = self._clock.monotonic()
+        state.queues[reservations] = None
 
     def forget(self, name: str, state: OwnerState, reservations: Reservations) -> None:
         """Take note that an owner has no reads in a queue any more."""
@@ -468,6 +510,17 @@ class Owners(Timed):
         if state is None:
             return {}
         return {one.queue: one.owners[name].reads for one in islice(state.queues, most)}
+
+    def holding(self, pattern: str = "*") -> Iterator[Held | None]:
+        """Yield what each owner holds, in order of the names; None for one that does not match."""
+        for name in sorted(self._states):
+            state = self._states.get(name)
+            if state is None or not fnmatchcase(name, pattern):
+                yield None
+            else:
+                age = self._clock.monotonic() - state.since if state.queues else 0.0
+                tags = sum([one.open_tags(name) for one in list(state.queues)])
+                yield Held(name, state.reads, len(state.queues), tags, age, state.connections)
 
     def extend(self, name: str, seconds: float, now: float) -> int:
         """Let the leases of all reads of an owner end `seconds` from now; return how many."""

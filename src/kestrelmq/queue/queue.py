@@ -124,6 +124,10 @@ MAX_TAGS: Final = 10_000
 """Most tags of a queue that are open or done."""
 MAX_TAG_NAMES: Final = 10_000
 """Most names of which a queue remembers the last retired epoch."""
+_RETIRED_FOR: Final = 30 * 86_400_000
+"""Milliseconds for which it does so, after the last time."""
+_NOTED_AGAIN: Final = 86_400_000
+"""Milliseconds after which an epoch that is retired again is written again."""
 
 NO_ROOM: Final = "the disk has less room than min_free_disk, so nothing is added"
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -1592,7 +1596,8 @@ class Queue(Committable):
 
         Args:
             xids: the reads; those that no reader has are left out.
-            counted: whether the items were handed out, so that this counts as a delivery.
+            counted: whether the items were handed out, so that this counts as a delivery; those of
+                a retired tag never do.
             why: the reason, for the log.
             delay: seconds until the items may be read again; None for the retry delay, which is
                 only for deliveries.
@@ -1601,17 +1606,28 @@ class Queue(Committable):
         reads = self.reads
         held = [xid for xid in xids if reads.is_held(xid)]
         self.canceled_transactions += reads.transactions_among(held)
+        # Reads of a tag that was retired were no deliveries.
+        deliveries = frozenset(filter(self._is_of_live_tag, held) if counted else ())
         alive = [
             xid
             for xid in held
-            if not (counted or is_dead)
-            or not self._departures.bury(self, xid, why, counted=counted, even_alive=is_dead)
+            if not (xid in deliveries or is_dead)
+            or not self._departures.bury(
+                self, xid, why, counted=xid in deliveries, even_alive=is_dead
+            )
         ]
         for xid in reversed(alive):
-            self.retry(xid, delay, counted=counted)
+            self.retry(xid, delay, counted=xid in deliveries)
         if held and self.waiters:
             self.serve_waiting()
         return len(held)
+
+    def _is_of_live_tag(self, xid: int) -> bool:
+        """Whether an open read is not of a tag that was retired."""
+        reserved = self.reads.reserved
+        reservation = reserved.by_xid.get(xid) if reserved.retired else None
+        tag = "" if reservation is None else reservation.terms.tag
+        return not (tag and reserved.is_retired(parse_tag(tag)))
 
     def begin_giving_back(self, returning: ReadsReturn) -> None:
         """Begin to give many open reads back, in pieces, while others are served.
@@ -1904,8 +1920,11 @@ class Queue(Committable):
         if not tag:
             return
         reserved = self.reads.reserved
-        if reserved.is_retired(parse_tag(tag)):
-            raise TagRefused(f"the epoch of tag {tag} is retired")
+        parsed = parse_tag(tag)
+        if reserved.is_retired(parsed):
+            reserved.forget_retired(self._clock.now() - _RETIRED_FOR)
+            if reserved.is_retired(parsed):
+                raise TagRefused(f"the epoch of tag {tag} is retired")
         if is_new and len(reserved.by_tag) + len(reserved.done) >= MAX_TAGS:
             raise TagRefused(f"queue {self.name} has {MAX_TAGS} tags; retire epochs that are over")
 
@@ -1975,7 +1994,8 @@ class Queue(Committable):
     def retire(self, name: str, epoch: int) -> int:
         """Refuse the tags of `name` up to `epoch` from now on, and forget those that are done.
 
-        The reads of those that are open are given back; if they are many, soon after.
+        The reads of those that are open are given back, uncounted; if they are many, soon after.
+        A name is forgotten 30 days after this was last called for it, and its tags are over.
 
         Returns:
             How many tags were open or done.
@@ -1984,19 +2004,25 @@ class Queue(Committable):
             TagRefused: there are too many names.
         """
         reserved = self.reads.reserved
+        now = self._clock.now()
+        reserved.forget_retired(now - _RETIRED_FOR)
         before = reserved.retired.get(name)
-        if before is not None and epoch <= before:
+        if (
+            before is not None
+            and epoch <= before
+            and now < reserved.retired_at[name] + _NOTED_AGAIN
+        ):
             self.sync_again()
             return 0
         if before is None and len(reserved.retired) >= MAX_TAG_NAMES:
             raise TagRefused(f"queue {self.name} has retired epochs of {MAX_TAG_NAMES} names")
         opened = reserved.open_up_to(name, epoch)
-        forgotten = reserved.retire(name, epoch)
-        self._collect(retired_note(name, epoch, self.reads.last_xid))
+        forgotten = reserved.retire(name, epoch, now)
+        self._collect(retired_note(name, epoch, self.reads.last_xid, now))
         self.changes.undo.append(EpochRetired(name, before, forgotten))
         if sum(reservation.left for reservation in opened) <= _GIVEN_BACK_AT_ONCE:
             xids = sorted(chain.from_iterable(map(reserved.live, opened)))
-            self.give_back(xids, why="its epoch was retired")
+            self.give_back(xids)
         else:  # in pieces
             self.reads.reservations.end_leases(opened, self._clock.monotonic())
             self._commits.watch_deadlines(self)

@@ -133,7 +133,7 @@ def test_a_tag_is_over_as_a_whole() -> None:
     ),
     xids,
     st.dictionaries(st.sampled_from(["a:1:x", "a:2:x", "b:1:x"]), st.integers(0, 1000)),
-    st.dictionaries(names, st.integers(0, MAX_EPOCH)),
+    st.dictionaries(names.filter(lambda name: ":" not in name), st.integers(0, MAX_EPOCH)),
     st.integers(0, 20),
 )
 def test_a_snapshot_replays_to_the_same(

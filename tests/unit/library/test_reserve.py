@@ -259,6 +259,19 @@ def test_a_step_is_repeated_after_a_restart(tmp_path: Path) -> None:
                 call("sink:7:0")
 
 
+def test_a_step_that_has_nothing_takes_nothing(tmp_path: Path) -> None:
+    """With `again`; a lease of 0 has no end."""
+    with filled(tmp_path) as queue:
+        assert queue.reserve_many(2, 0, None, tag="sink:1:0", again=True) == []
+        first = queue.reserve_many(2, 0, tag="sink:1:0")
+        assert queue.reserve_many(2, 0, tag="sink:1:0", again=True) == first
+        assert queue.finish("sink:1:0") == 2
+        assert queue.reserve_many(2, 0, tag="sink:1:0", again=True) is None
+        with pytest.raises(ValueError, match="again needs a tag"):
+            queue.reserve_many(2, 0, again=True)
+        assert left(queue) == [b"c"]
+
+
 def test_reserved_items_are_ended_one_by_one(tmp_path: Path) -> None:
     """By their xids, or by their lease, which may be extended."""
     with filled(tmp_path, open_transaction_timeout=0.001) as queue:
@@ -277,7 +290,7 @@ def test_reserved_items_are_ended_one_by_one(tmp_path: Path) -> None:
 def test_what_cannot_be_reserved(tmp_path: Path) -> None:
     """An error says why, and nothing is reserved."""
     with filled(tmp_path) as queue:
-        for number, lease in ((0, 1.0), (1001, 1.0), (1, 0.0), (1, float("nan")), (1, 1e30)):
+        for number, lease in ((0, 1.0), (1001, 1.0), (1, 0.0001), (1, float("nan")), (1, 1e30)):
             with pytest.raises(ValueError, match=r"1 to 1000 items|a lease is"):
                 queue.reserve_many(number, lease)
         for tag in ("sink", "sink:x:0", "si nk:7:0", f"sink:7:{'x' * 200}"):

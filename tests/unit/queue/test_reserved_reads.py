@@ -687,7 +687,82 @@ def test_a_done_tag_stays_done(tmp_path: Path) -> None:
         assert list(queue.reserved_with("sink:8:0")) == [3]
     assert queue.retire("sink", 8) == 1
     spool.commit()
-    assert (spool.items(), counts(spool)) == ([b"c"], [1])
+    assert (spool.items(), counts(spool)) == ([b"c"], [0])
+    spool.close()
+
+
+def test_a_lease_without_end(tmp_path: Path) -> None:
+    """Whatever becomes of the owner; over a restart, until it gets another one."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    endless = ReserveTerms(0, 0, "query", TAG)
+    spool.reads(1, endless)
+    spool.reads(1, ReserveTerms(1000, 0, "query"))
+    owners = spool.collection.owners
+    owners.connected("query", spool.now)
+    assert owners.extend("query", 5, spool.now) == 2
+    owners.disconnected("query", spool.now)
+    spool.pass_time(0)
+    assert spool.items() == [b"b"]
+    spool.pass_time(10**9)
+    assert len(spool.queue().reserved_with(TAG)) == 1
+    for step in (spool.kill, spool.rewrite, spool.restart):
+        step()
+        spool.pass_time(10**9)
+        assert len(spool.queue().reserved_with(TAG)) == 1
+    held = [one for one in spool.collection.owners.holding("q*") if one is not None]
+    assert [(one.owner, one.reads, one.queues, one.tags) for one in held] == [("query", 1, 1, 1)]
+    assert held[0].age == 10**9
+    assert spool.again(replace(endless, lease=1000)) is not None
+    spool.pass_time(1)
+    assert spool.items() == [b"a", b"b"]
+    spool.close()
+
+
+@pytest.mark.parametrize("count", [2, 1200])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_a_retired_tag_had_was_no_delivery(
+    tmp_path: Path, count: int, *, is_killed: bool
+) -> None:
+    """It goes to no dead-letter queue, however many there were, and wherever that was cut off."""
+    spool = Spool(tmp_path, max_deliveries=1, dead_letter_queue="dead")
+    spool.add(*[b"%d" % number for number in range(count)])
+    spool.reads(count, TAGGED)
+    assert spool.queue().retire("sink", 7) == 1
+    spool.commit()
+    if is_killed:
+        spool.kill()
+    spool.pass_time(0)
+    while spool.queue().open_reads:
+        spool.pass_time(0)
+    records = list(spool.queue().backlog.memory)
+    assert [item_data(record) for record in records] == [b"%d" % one for one in range(count)]
+    assert {item_deliveries(record) for record in records} == {0}
+    spool.close()
+
+
+def test_a_retired_name_is_forgotten(tmp_path: Path) -> None:
+    """A month after it was last retired, over restarts, unless it has tags."""
+    spool = Spool(tmp_path)
+    spool.add(b"a", b"b")
+    day = 86_400
+    spool.queue().retire("sink", 7)
+    spool.queue().retire("used", 7)
+    spool.commit()
+    spool.reads(1, ReserveTerms(0, tag="used:8:0"))
+    for step in (spool.restart, spool.rewrite):
+        spool.pass_time(10 * day)
+        step()
+    assert spool.queue().retire("sink", 7) == 0  # it is in use
+    spool.commit()
+    spool.kill()
+    spool.pass_time(29 * day)
+    with pytest.raises(TagRefused, match="is retired"):
+        spool.queue().check_tag(TAG)
+    spool.pass_time(2 * day)
+    spool.queue().check_tag(TAG)
+    assert spool.queue().reads.reserved.retired == {"used": 7}
+    spool.reads(1, TAGGED)
     spool.close()
 
 

@@ -1,4 +1,5 @@
-// The page of the connected clients: what each does, and a button that disconnects it.
+// The page of the connected clients: what each does, and a button that disconnects it. Below them the
+// owners of reserved reads, who may have no connection, and a button that releases what they hold.
 
 import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
@@ -20,18 +21,21 @@ export class ClientsPage {
   #offset = 0;
   #total = 0;
   #shown = "";
+  #owned = "";
   #busy = false;
 
   constructor(view) {
     this.#offset = Math.max(0, Math.trunc(Number(view.get("from"))) || 0);
     this.note = h("p", { class: "hint", role: "status", text: "Waiting for the server…" });
     this.list = h("div", {});
+    this.owners = h("div", {});
     this.back = h("button", { type: "button", disabled: true, text: "Back", onclick: () => this.#go(-PAGE) });
     this.forth = h("button", { type: "button", disabled: true, text: "Next", onclick: () => this.#go(PAGE) });
     this.element = h("div", { class: "page" },
       h("h1", { text: "Clients" }), this.note,
       h("section", { class: "card panel", "aria-label": "Connected clients" }, this.list,
-        h("div", { class: "pages", role: "group", "aria-label": "Pages of clients" }, this.back, this.forth)));
+        h("div", { class: "pages", role: "group", "aria-label": "Pages of clients" }, this.back, this.forth)),
+      h("section", { class: "card panel", "aria-label": "Owners of reserved reads" }, h("h2", { text: "Owners of reserved reads" }), this.owners));
     this.#load();
     this.timer = setInterval(() => this.#load(), EVERY);
   }
@@ -50,6 +54,7 @@ export class ClientsPage {
       this.#total = total;
       setText(this.note, total > PAGE ? `${count(total, "client")}; those from ${whole(this.#offset + 1)} on are shown.` : `${count(total, "client")}.`);
       this.#show(clients);
+      this.#own(await call("GET", `/owners?limit=${PAGE}`));
     } catch (error) {
       setText(this.note, error.message);
     } finally {
@@ -69,6 +74,39 @@ export class ClientsPage {
       ? table(["Client", "Protocol", "Connected", "Replies", "State", "Queue", "Open reads", "Action"], clients.map((client) => this.#row(client)), "Clients")
       : h("p", { class: "hint", text: "No client to show." }));
     if (focused) this.list.querySelector(`[data-client="${focused}"]`)?.focus();
+  }
+
+  /** Show the owners, likewise; ages to 10 s. */
+  #own({ total, owners }) {
+    const rows = owners.map((one) => ({ ...one, age: Math.floor(one.age / 10) * 10 }));
+    const text = JSON.stringify([total, rows]);
+    if (text === this.#owned) return;
+    this.#owned = text;
+    const focused = document.activeElement?.dataset.owner;
+    this.owners.replaceChildren(...rows.length
+      ? [...total > PAGE ? [h("p", { class: "hint", text: `${count(total, "owner")}; the first ${PAGE} are shown.` })] : [],
+        table(["Owner", "Open reads", "Queues", "Open tags", "Has had reads for", "Connections", "Action"], rows.map((one) => this.#owner(one)), "Owners")]
+      : [h("p", { class: "hint", text: "No owner has reads." })]);
+    if (focused) [...this.owners.querySelectorAll("[data-owner]")].find((one) => one.dataset.owner === focused)?.focus();
+  }
+
+  #owner({ owner, reads, queues, tags, age, connections }) {
+    return [
+      h("bdi", { text: owner }), whole(reads), whole(queues), whole(tags), reads ? duration(1000 * age) : "–", whole(connections),
+      h("button", { type: "button", class: "small danger", "data-owner": owner, "aria-label": `Release the reads of ${owner}`, text: "Release", onclick: () => this.#release(owner, reads) }),
+    ];
+  }
+
+  async #release(owner, reads) {
+    const what = `${count(reads, "open read")} of ${owner} will go back to the queues, and others will get the items. If ${owner} has stored them already, they are stored twice.`;
+    if (!(await confirm(`Release the reads of ${owner}?`, what, `Release ${owner}`))) return;
+    try {
+      const { released } = await call("POST", "/release-owner", { owner });
+      toast(`${count(released, "read")} of ${owner} went back.`);
+      await this.#load();
+    } catch (error) {
+      toast(error.message, "error");
+    }
   }
 
   #row({ id, name, address, protocol, since, replies, state, queue, open_reads: opened }) {

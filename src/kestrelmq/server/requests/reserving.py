@@ -17,6 +17,7 @@ A request comes from a connection, or from a task, as those over HTTP do (`Await
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Final, TypeAlias
@@ -56,6 +57,28 @@ _AT_ONCE: Final = 200
 
 Reserved = list[tuple[Queue, Reservation]]
 """Reservations of one request, and their queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReads:
+    """How much of a queue is reserved: the reads' nonce and number, the bytes of their items."""
+
+    queue: str
+    nonce: int
+    count: int
+    size: int
+
+
+def held_of(reserved: Reserved) -> list[HeldReads]:
+    """Return how much is reserved of each queue."""
+    found = []
+    for queue, reservation in reserved:
+        xids, records = queue.reserved_reads(reservation)
+        size = sum(map(len, records)) - ADDX_HEADER * len(records)
+        found.append(HeldReads(queue.name, reservation.nonce, len(xids), size))
+    return found
+
+
 Requester: TypeAlias = "Connection | AwaitedRequest"
 """Who made a request: it is told when the request waits, when it is done, and so on."""
 
@@ -71,8 +94,8 @@ class ReserveHandler:
         """Send that the tag is done in `queues`."""
         raise NotImplementedError
 
-    def answer_count(self, count: int, queue: Queue | None) -> None:
-        """Send how many reads or tags of `queue` were ended or extended."""
+    def answer_count(self, count: int, queues: tuple[Queue, ...]) -> None:
+        """Send how many reads or tags of `queues` were ended or extended."""
         raise NotImplementedError
 
     def fail(self, error: KestrelError) -> None:
@@ -89,6 +112,7 @@ class PendingReserve(PendingRequest):
     """
 
     __slots__ = (
+        "_again",
         "_context",
         "_count",
         "_deadline",
@@ -113,6 +137,8 @@ class PendingReserve(PendingRequest):
         count: int,
         terms: ReserveTerms,
         seconds: float,
+        *,
+        again: bool = False,
     ) -> None:
         """Prepare; `begin` begins it.
 
@@ -124,6 +150,7 @@ class PendingReserve(PendingRequest):
             count: the most items.
             terms: for how long and for whom.
             seconds: the longest time to wait, from now on.
+            again: whether only what the tag has already is wanted.
         """
         self._requester = requester
         self._context = context
@@ -131,6 +158,7 @@ class PendingReserve(PendingRequest):
         self._names = names if len(names) == 1 else tuple(dict.fromkeys(names))
         self._count = count
         self._terms = terms
+        self._again = again
         self._deadline = context.loop.time() + seconds
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Queue, Waiter]] = []
@@ -199,7 +227,7 @@ class PendingReserve(PendingRequest):
     # --- reserving ---
 
     def _queues(self) -> list[Queue] | None:
-        """Return the queues to ask; those that do not exist are created.
+        """Return the queues to ask; those that do not exist are created if items may be taken.
 
         None if others must be served before all are created.
 
@@ -224,7 +252,7 @@ class PendingReserve(PendingRequest):
                 queue.check_tag(self._terms.tag)
                 if self._failure is None:
                     existing.append(queue)
-        if self._failure is not None:
+        if self._failure is not None or self._again:
             return existing
         found: list[Queue] = []
         for name in self._names:
@@ -243,7 +271,8 @@ class PendingReserve(PendingRequest):
         """
         if self._try_tag(queues):
             return True
-        self._take(queues)
+        if not self._again:
+            self._take(queues)
         if self._taken:
             self._answer([(queue, reservation) for queue, reservation, _ in self._taken])
         return bool(self._taken)
@@ -335,7 +364,7 @@ class PendingReserve(PendingRequest):
         """Wait for an item; answer if no time is left. Raises QueueUnavailable."""
         remaining = self._deadline - self._context.loop.time()
         if remaining <= 0:
-            for queue in queues:
+            for queue in () if self._again else queues:
                 queue.get_misses += 1
             self._answer([])
         elif self._requester.wait_for_item(self):
@@ -421,7 +450,14 @@ def serve_reserved(
     terms = _terms(request.lease, request.grace, request.owner, request.tag)
     seconds = request.timeout / 1000
     PendingReserve(
-        requester, context, handler, request.queues, request.count, terms, seconds
+        requester,
+        context,
+        handler,
+        request.queues,
+        request.count,
+        terms,
+        seconds,
+        again=request.again,
     ).begin()
 
 
@@ -437,19 +473,22 @@ def _end_reads(
         if owners is not None:
             owners.add(request.owner)
         seconds, now = request.milliseconds / 1000, context.turns.clock.monotonic()
-        handler.answer_count(context.collection.owners.extend(request.owner, seconds, now), None)
+        handler.answer_count(context.collection.owners.extend(request.owner, seconds, now), ())
+        return
+    if isinstance(request, Release) and request.owner:
+        everywhere = context.collection.owners.reads_of(request.owner)
+        names = [request.queue] if request.queue else list(everywhere)
+        queues = [queue for name in names if (queue := _existing(context, name)) is not None]
+        for queue in queues:
+            _check_release(context, queue, request)
+        _OwnerRelease(requester, queues, request, handler).begin()
         return
     if isinstance(request, Retire):
-        queue = context.queue_to_read(request.queue)
+        found = context.queue_to_read(request.queue)
     else:
-        queue = _existing(context, request.queue)
-    if queue is None:
-        handler.answer_count(0, None)
-    elif isinstance(request, Release) and request.owner:
-        _check_release(context, queue, request)
-        _OwnerRelease(requester, queue, request, handler).begin()
-    else:
-        handler.answer_count(_applied(context, queue, request), queue)
+        found = _existing(context, request.queue)
+    count = 0 if found is None else _applied(context, found, request)
+    handler.answer_count(count, () if found is None else (found,))
 
 
 def _existing(context: ServerContext, name: str) -> Queue | None:
@@ -520,19 +559,32 @@ def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
 
 
 class _OwnerRelease(PendingRequest):
-    """The release of all reads of an owner in a queue, some in each turn."""
+    """The release of all reads of an owner in some queues, one after the other, in many turns."""
 
-    __slots__ = ("_count", "_failure", "_handler", "_queue", "_request", "_requester")
+    __slots__ = (
+        "_count",
+        "_failure",
+        "_handler",
+        "_left",
+        "_queue",
+        "_queues",
+        "_request",
+        "_requester",
+    )
 
     def __init__(
-        self, requester: Requester, queue: Queue, request: Release, handler: ReserveHandler
+        self,
+        requester: Requester,
+        queues: Sequence[Queue],
+        request: Release,
+        handler: ReserveHandler,
     ) -> None:
         self._requester = requester
-        self._queue = queue
+        self._queues = tuple(queues)
+        self._left = list(queues)
         self._request = request
         self._handler = handler
         self._count = 0
-        self._failure = queue.failure
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -541,22 +593,33 @@ class _OwnerRelease(PendingRequest):
 
     def begin(self) -> None:
         """Begin to release them."""
+        if self._left:
+            self._begin_next()
+            self.resume()
+        else:
+            self._handler.answer_count(0, ())
+
+    def _begin_next(self) -> None:
+        self._queue = self._left.pop()
+        self._failure = self._queue.failure
         self._queue.begin_giving_back(self)
-        self.resume()
 
     def resume(self) -> None:
         """Release some, unless readers have done that; answer when there are no more."""
         requester, queue = self._requester, self._queue
         queue.give_back_some()
-        if queue.is_giving_back(self):
-            requester.yield_turn()
-            requester.resume_later(self)
+        is_over = not queue.is_giving_back(self)
+        if is_over and self._left and not self._has_failed:
+            self._begin_next()
+        elif is_over:
+            requester.request_done()
+            if self._has_failed and queue.failure is not None:
+                self._handler.fail(queue.failure)
+            else:
+                self._handler.answer_count(self._count, self._queues)
             return
-        requester.request_done()
-        if self._has_failed and queue.failure is not None:
-            self._handler.fail(queue.failure)
-        else:
-            self._handler.answer_count(self._count, queue)
+        requester.yield_turn()
+        requester.resume_later(self)
 
     def oldest(self) -> int | None:
         """Return the xid of the owner's oldest read, unless it goes elsewhere than to the head."""
@@ -736,10 +799,10 @@ class AwaitedRequest(ReserveHandler):
         """Hand over the error."""
         self._end(error)
 
-    def answer_count(self, count: int, queue: Queue | None) -> None:
+    def answer_count(self, count: int, queues: tuple[Queue, ...]) -> None:
         """Hand over how many reads or tags were ended or extended."""
         self._count = count
-        self._queues = () if queue is None else (queue,)
+        self._queues = queues
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:

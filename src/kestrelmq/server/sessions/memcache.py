@@ -38,7 +38,15 @@ from kestrelmq.protocol.memcache import (
     TouchRead,
     value_header,
 )
-from kestrelmq.protocol.reserving import Extend, ExtendOwner, Finish, Release, Reserve, Retire
+from kestrelmq.protocol.reserving import (
+    Extend,
+    ExtendOwner,
+    Finish,
+    ListOwners,
+    Release,
+    Reserve,
+    Retire,
+)
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.counters import LARGE_ITEM
@@ -438,7 +446,7 @@ class MemcacheSession(LineSession):
         match request:
             case Monitor():
                 MemcacheMonitor(self._connection, self._context, self._reads, request).begin()
-            case Stats() | Dump() | ListClients():
+            case Stats() | Dump() | ListClients() | ListOwners():
                 LongReply(self._connection, self._turns, listing(self._context, request))
             case Confirm(queue, count):
                 PendingConfirm(

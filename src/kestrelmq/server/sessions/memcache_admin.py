@@ -38,6 +38,7 @@ from kestrelmq.protocol.memcache import (
     Request,
     Stats,
 )
+from kestrelmq.protocol.reserving import ListOwners
 from kestrelmq.protocol.stats import SERVER_STATS
 from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Page
@@ -156,11 +157,25 @@ def _answer_later(
     changes.answer_later(connection, change, answer, fail, is_search=is_search)
 
 
-def listing(context: ServerContext, request: Stats | Dump | ListClients) -> Pieces:
-    """Return the pieces of the reply to `stats`, a dump or `clients`."""
+def listing(context: ServerContext, request: Stats | Dump | ListClients | ListOwners) -> Pieces:
+    """Return the pieces of the reply to `stats`, a dump, `clients` or `owners`."""
     match request:
         case ListClients():
             yield from (memcache.client(one.fields()) for one in connected_clients(context))
+        case ListOwners(pattern):
+            for one in context.collection.owners.holding(pattern):
+                yield (
+                    None
+                    if one is None
+                    else memcache.owner_line(
+                        one.owner,
+                        one.reads,
+                        one.queues,
+                        one.tags,
+                        round(one.age * 1000),
+                        one.connections,
+                    )
+                )
         case Stats(None):
             yield from _all_stats(context)
         case Stats(str(name)):

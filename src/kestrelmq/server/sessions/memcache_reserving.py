@@ -24,6 +24,7 @@ from kestrelmq.server.replies import data_of
 from kestrelmq.server.requests.reserving import (
     Reserved,
     ReserveHandler,
+    held_of,
 )
 from kestrelmq.server.sessions.memcache_reads import refuse
 
@@ -48,7 +49,15 @@ class MemcacheReserving(ReserveHandler):
         self._request = request
 
     def answer(self, reserved: Reserved) -> None:
-        """Send the items and END."""
+        """Send the items, or with `nodata` how much they are, and END."""
+        request = self._request
+        if isinstance(request, Reserve) and request.nodata:
+            lines = [
+                memcache.held_line(one.queue, one.nonce, one.count, one.size)
+                for one in held_of(reserved)
+            ]
+            self._connection.push(b"".join([*lines, END]), tuple([queue for queue, _ in reserved]))
+            return
         parts: list[bytes | memoryview] = []
         size = len(END)
         for queue, reservation in reserved:
@@ -64,9 +73,9 @@ class MemcacheReserving(ReserveHandler):
         """Send that the tag is done."""
         self._connection.push(DONE, queues)
 
-    def answer_count(self, count: int, queue: Queue | None) -> None:
+    def answer_count(self, count: int, queues: tuple[Queue, ...]) -> None:
         """Send how many reads or tags were ended or extended."""
-        self._connection.push(memcache.counted_line(_VERBS[type(self._request)], count), queue)
+        self._connection.push(memcache.counted_line(_VERBS[type(self._request)], count), queues)
 
     def fail(self, error: KestrelError) -> None:
         """Send the error."""
