@@ -148,10 +148,22 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
 def test_the_command_archive_follows_until_it_is_asked_to_end(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
-    """SIGTERM ends `archive --follow`; progress is for the terminal, the table for a pipe."""
+    """SIGTERM ends `archive --follow`; progress is for the terminal, the table for a pipe.
+
+    Settings reach Spark, and override those of the command.
+    """
     output, where = str(tmp_path / "table"), ["--servers", server.address]
     client.put_many("work", [b"%d" % number for number in range(100)])
     often = ["--follow", "--every", "100 milliseconds", "--master", "local[1]"]
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    settings = [
+        "spark.app.name=a=b",
+        "spark.eventLog.enabled=true",
+        "spark.eventLog.compress=false",
+        f"spark.eventLog.dir={logs}",
+    ]
+    often += [word for one in settings for word in ("--conf", one)]
     screen, terminal = pty.openpty()
     following = subprocess.Popen(
         [*PIPELINE, "archive", "work", "-o", output, *where, *often],
@@ -174,6 +186,9 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
         0,
         ["queue", "items", "bytes", "work", "100", "190"],
     )
+    logged = "".join(log.read_text() for log in logs.rglob("events_*"))
+    assert '"App Name":"a=b"' in logged
+    assert '"spark.driver.host":"127.0.0.1"' in logged
 
 
 def test_a_missing_java_is_said_so(tmp_path: Path) -> None:

@@ -182,11 +182,10 @@ def no_collector() -> Iterator[None]:
     """
     gc.collect()
     gc.disable()
-    gc.freeze()
+    gc.freeze()  # and no `unfreeze`: the next block would have to look at it all again
     try:
         yield
     finally:
-        gc.unfreeze()
         gc.enable()
 
 
