@@ -204,6 +204,22 @@ def test_a_task_that_is_run_again_writes_once(spark: SparkSession, tmp_path: Pat
     assert leftovers(tmp_path) == []
 
 
+def test_rows_are_counted_as_they_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Each is made once: a table that changes, or is gone, afterwards makes no difference."""
+    made = tmp_path / "made"
+
+    def making(number: int) -> str:
+        with made.open("a") as file:
+            file.write("x")
+        return str(number)
+
+    data = f.udf(making, "string", useArrow=False)("id").alias("data")
+    rows = spark.range(0, 20, 1, 2).select(f.lit("q").alias("queue"), data)
+
+    assert write_journals(rows, str(tmp_path / "spool")) == 20
+    assert len(made.read_text()) == 20
+
+
 def test_many_queues_need_few_open_files(spark: SparkSession, tmp_path: Path) -> None:
     """A task with hundreds of queues closes and opens files again, and loses nothing."""
     rows = spark.range(0, 20_000, 1, 1).selectExpr(

@@ -23,7 +23,7 @@ from kestrelmq.spark.pipelines import (
     report,
     verify,
 )
-from kestrelmq.spark.reading import read_journals, read_partitioned, read_queues
+from kestrelmq.spark.reading import read_journals, read_queues, read_table
 from tests.spark.spools import adds, random_spool, write
 from tests.spark.streams import drain, items_in
 from tests.spark.test_commands import Terminal
@@ -101,7 +101,7 @@ def test_a_spool_of_a_server_is_the_same_in_a_store(
         ("jobs", 60, 0, 0),
         ("other", 3, 1, 1),
     ]
-    contents = read_partitioned(spark, str(tmp_path / "contents"), here.schema)
+    contents = read_table(spark, str(tmp_path / "contents"))
     assert rows(contents.select(here.columns), "queue", "position") == rows(
         here, "queue", "position"
     )
@@ -235,8 +235,8 @@ def test_a_spool_in_a_store_is_packed(
         table = read_queues(spark, stored, delayed=True, storage=options)
         return rows(table, "queue", "position")
 
-    before = held()
-    packed = pack(spark, stored, storage=options)
+    before, place, stored = held(), stored, f"{stored}-packed"
+    packed = pack(spark, place, stored, storage=options)
     assert held() == before
     assert {(one.queue, one.items) for one in packed} == {
         ("jobs", 60),
@@ -244,26 +244,29 @@ def test_a_spool_in_a_store_is_packed(
         ("other~~delayed", 1),
     }
     assert sum(one.after for one in packed) < sum(one.before for one in packed)
-    assert len([name for name in store.names(tmp_path.name) if name.startswith("jobs")]) == 1
+    name = f"{tmp_path.name}-packed"
+    assert len([one for one in store.names(name) if one.startswith("jobs")]) == 1
     flags = [w for one in options.items() for w in ("--storage-option", "=".join(one))]
-    ended = terminal.run("pack", stored, "--dialect", "kestrel-2", *flags)
+    again = ("-o", f"{stored}-again", "--dialect", "kestrel-2")
+    ended = terminal.run("pack", stored, *again, *flags)
     assert (ended.status, ended.errors) == (0, "")
     assert [line[:2] for line in ended.table[1:-1]] == [
         ["jobs", "60"],
         ["other", "2"],
         ["other~~delayed", "1"],
     ]
+    stored = f"{stored}-again"
     assert held() == before
     with pytest.raises(ValueError, match="only some files"):
-        pack(spark, f"{stored}/jo*", storage=options)
+        pack(spark, f"{stored}/jo*", f"{stored}-none", storage=options)
     for file in server.queue_path.iterdir():
         file.unlink()
-    for name in store.names(tmp_path.name):
-        (server.queue_path / name).write_bytes(store.get(f"{tmp_path.name}/{name}"))
+    for one in store.names(f"{name}-again"):
+        (server.queue_path / one).write_bytes(store.get(f"{name}-again/{one}"))
     server.start()
-    with Client(server.address) as again:
-        assert len(list(again.consume("jobs", idle_timeout=0))) == 60
-        assert list(again.consume("other", idle_timeout=0)) == [b"one", b"two"]
+    with Client(server.address) as reader:
+        assert len(list(reader.consume("jobs", idle_timeout=0))) == 60
+        assert list(reader.consume("other", idle_timeout=0)) == [b"one", b"two"]
 
 
 def test_a_store_that_does_not_answer_is_a_clear_error(spark: SparkSession) -> None:
@@ -293,7 +296,7 @@ def test_the_commands_take_uris(
         assert (ended.status, ended.errors) == (0, "")
         return ended.table
 
-    spool, out = f"{root}/spool", f"{root}/out"
+    spool, out = f"{root}/spool", f"file://{tmp_path}/out"
     assert table("verify", spool)[1:] == [
         [f"{shown}/spool/jobs.5", "44", "2", "good"],
         [f"{shown}/spool/jobs", "23", "2", "good"],
@@ -301,8 +304,11 @@ def test_the_commands_take_uris(
     told = [["jobs", "live", "2"], ["jobs", "removed", "1"]]
     assert table("history", spool, "-o", f"{out}/history")[1:] == told
     assert table("replay", spool, "-o", f"{out}/contents")[1][:2] == ["jobs", "2"]
-    assert table("report", spool, "-o", f"{out}/report")[-1] == [f"{shown}/out/report/report.html"]
-    assert table("pack", spool)[1][:2] == ["jobs", "2"]
+    assert table("report", spool, "-o", f"{out}/report")[-1] == [
+        f"{tmp_path}/out/report/report.html"
+    ]
+    to = ["-o", f"{root}/packed"] if place == "store" else []
+    assert table("pack", spool, *to)[1][:2] == ["jobs", "2"]
     assert table("restore", f"{out}/c*", "-o", f"{root}/back")[-1] == [f"{root}/back", "2"]
     assert table("replay", f"{root}/b*", "-o", f"{out}/again")[1][:2] == ["jobs", "2"]
 

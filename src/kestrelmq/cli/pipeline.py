@@ -66,8 +66,16 @@ OutputFlag = Annotated[
     typer.Option(
         "--output",
         "-o",
-        metavar="DIR",
-        help="Where the result goes: a directory, or a URI such as s3://BUCKET/DIRECTORY.",
+        metavar="PATH",
+        help="Where the result goes: any path that Spark can write, such as s3://BUCKET/DIRECTORY.",
+    ),
+]
+FormatFlag = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="The format of the table, of all that Spark has, such as delta or iceberg.",
     ),
 ]
 
@@ -132,6 +140,7 @@ OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
 _LOCAL: Final = "local[*]"
+_PARQUET: Final = "parquet"
 _EARLIEST: Final = "earliest"
 _BATCH_ITEMS: Final = 100_000
 _EVERY: Final = 10.0
@@ -145,17 +154,23 @@ def report(
     path: JournalsArgument,
     *,
     output: OutputFlag,
+    table_format: FormatFlag = _PARQUET,
     storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
 ) -> None:
-    """Write a page with charts about the items of the queues, and the same data as Parquet."""
+    """Write a page with charts about the items of the queues, and the same data as tables."""
     with spark_session(master, "report", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
         written = pipelines.report(
-            spark, path, output, mode=_mode(overwrite=overwrite), storage=_by_name(storage_option)
+            spark,
+            path,
+            output,
+            mode=_mode(overwrite=overwrite),
+            table_format=table_format,
+            storage=_by_name(storage_option),
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
     delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
@@ -168,17 +183,23 @@ def replay(
     path: JournalsArgument,
     *,
     output: OutputFlag,
+    table_format: FormatFlag = _PARQUET,
     storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
 ) -> None:
-    """Write the items that are in the queues now to Parquet."""
+    """Write the items that are in the queues now to a table."""
     with spark_session(master, "replay", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         written = pipelines.replay(
-            spark, path, output, mode=_mode(overwrite=overwrite), storage=_by_name(storage_option)
+            spark,
+            path,
+            output,
+            mode=_mode(overwrite=overwrite),
+            table_format=table_format,
+            storage=_by_name(storage_option),
         )
     delayed = ("delayed",) if any(one.delayed for one in written) else ()
     _table(written, ("queue", "items", "open_reads", "bytes", *delayed))
@@ -189,28 +210,25 @@ def history(
     path: JournalsArgument,
     *,
     output: OutputFlag,
+    table_format: FormatFlag = _PARQUET,
     storage_option: StorageFlag = None,
     with_data: Annotated[bool, typer.Option("--with-data", help="Keep the items' data.")] = False,
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
 ) -> None:
-    """Write every item that the journals still contain, with its fate, to Parquet."""
+    """Write every item that the journals still contain, with its fate, to a table."""
     with spark_session(master, "history", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.plan.spool import check_apart  # noqa: PLC0415 # as above
-        from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
-            read_parquet,
-            write_parquet,
-        )
+        from kestrelmq.spark.reading import read_table, write_table  # noqa: PLC0415 # as above
         from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
 
-        storage = _by_name(storage_option)
-        journals, target = located(path, storage), located(output, storage, "output")
-        check_apart(journals, target)
+        journals = located(path, _by_name(storage_option))
+        check_apart(journals, output)
         items = pipelines.history(spark, journals, with_data=with_data)
-        write_parquet(items, target, _mode(overwrite=overwrite))
-        counted = read_parquet(spark, target).groupBy("queue", "fate").count()
+        write_table(items, output, _mode(overwrite=overwrite), table_format=table_format)
+        counted = read_table(spark, output, table_format).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
     print_table(["queue", "fate", "items"], rows)
 
@@ -245,6 +263,15 @@ def verify(
 def pack(
     path: JournalsArgument,
     *,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="URI",
+            help="With a queue path in a store: another one, for the packed journals.",
+        ),
+    ] = None,
     storage_option: StorageFlag = None,
     dialect: Annotated[
         DialectName, typer.Option(help="The dialect to write.")
@@ -257,7 +284,7 @@ def pack(
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         packed = pipelines.pack(
-            spark, path, dialect=dialect.value, storage=_by_name(storage_option)
+            spark, path, output, dialect=dialect.value, storage=_by_name(storage_option)
         )
     _table(packed, ("queue", "items", "before", "after"))
 
@@ -323,19 +350,12 @@ def archive(  # noqa: PLR0913 # one for each flag
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="With an output in a store: where Spark keeps its checkpoint, a directory that "
-            "stays.",
-        ),
-    ] = None,
+    table_format: FormatFlag = _PARQUET,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
 ) -> None:
-    """Move or copy items of queues to a Parquet table, now or continuously.
+    """Move or copy items of queues to a table, now or continuously.
 
     \b
     kestrelmq pipeline archive work --output archive
@@ -372,7 +392,7 @@ def archive(  # noqa: PLR0913 # one for each flag
                 output,
                 copy,
                 batch_items,
-                checkpoint=checkpoint,
+                table_format=table_format,
                 storage=storage,
             )
             query = pipelines.archive(spark, live, every=interval)
@@ -383,12 +403,12 @@ def archive(  # noqa: PLR0913 # one for each flag
                 queues or [],
                 start,
                 not accept_loss,
-                checkpoint=checkpoint,
+                table_format=table_format,
                 storage=storage,
             )
             query = pipelines.archive_journals(spark, files, every=interval)
         wait_for(query, follow=follow)
-        written = pipelines.archived(spark, output, storage)
+        written = pipelines.archived(spark, output, table_format)
     _table(written, ("queue", "items", "bytes"))
 
 
@@ -398,7 +418,8 @@ def restore(  # noqa: PLR0913 # one for each flag
         str,
         typer.Argument(
             metavar="TABLE",
-            help="The output of replay, history or archive: a path, a URI, or a glob.",
+            help="The output of replay, history or archive: any path that Spark can read, or a "
+            "glob.",
         ),
     ],
     *,
@@ -431,6 +452,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
+    table_format: FormatFlag = _PARQUET,
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
@@ -459,12 +481,24 @@ def restore(  # noqa: PLR0913 # one for each flag
 
         if output is not None:
             items = pipelines.restore(
-                spark, source, output, since=since, until=until, storage=storage
+                spark,
+                source,
+                output,
+                since=since,
+                until=until,
+                table_format=table_format,
+                storage=storage,
             )
         else:
             cluster = _cluster(servers, zookeeper, path_prefix)
             items = pipelines.restore_live(
-                spark, source, cluster, queue=queue, since=since, until=until, storage=storage
+                spark,
+                source,
+                cluster,
+                queue=queue,
+                since=since,
+                until=until,
+                table_format=table_format,
             )
     print_table(["restored to", "items"], [[output or "live servers", str(items)]])
 

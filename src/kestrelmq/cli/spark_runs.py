@@ -202,7 +202,8 @@ def error_line(error: Exception) -> str:
 def root_cause(error: Any) -> str:
     """Return the line of a Java exception's root cause that says what is wrong."""
     cause = error.getCause()
-    while cause is not None:
+    # Of a format that is missing, the cause says only which Java class is.
+    while cause is not None and "[DATA_SOURCE_NOT_FOUND]" not in str(error.getMessage()):
         error, cause = cause, cause.getCause()
     return _first_line(str(error.getMessage() or "")) or str(error.toString())
 

@@ -28,10 +28,9 @@ def register(spark: "SparkSession") -> None:
     from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.sources.stored_tables import StoredTableSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource, KestrelSource, TraceSource, StoredTableSource):
+    for source in (JournalSource, QueueSource, KestrelSource, TraceSource):
         spark.dataSource.register(source)
     zone = spark.conf.get(_ZONE)
     if zone is not None:

@@ -1,17 +1,20 @@
-"""Read and write journals and Parquet tables from a program that has a Spark session.
+"""Read and write journals, and tables of items, from a program that has a Spark session.
 
 These functions use the data sources as `spark.read` and `df.write` do, and add what those cannot
 do: request only the needed columns, push filters down, plan with a Spark job, sort rows before
 they are written.
+
+Tables are Spark's: of any format, and at any path, that the session can read and write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.spark.plan.delayed_items import list_with_delayed
 from kestrelmq.spark.plan.filesystems import LOCAL, JournalPath, is_pattern
@@ -26,15 +29,18 @@ from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
 from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_writer import check_not_served
 from kestrelmq.spark.sources.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
-from kestrelmq.spark.sources.stored_tables import NULL_NAME, read_table, write_table
 from kestrelmq.spark.sources.tables import SPOOL_COLUMN, with_spool
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage import Location, located, scheme_of
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _GLOBS = "__globPaths__"
+_NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
+"""The directory of rows whose partition column is null; a queue may have this name."""
+
+DEFAULT_FORMAT: Final = "parquet"
 
 WriteMode = Literal["error", "overwrite", "append"]
 """What to do if there is something where a table is to be written."""
@@ -119,8 +125,8 @@ def write_journals(
     mode: Literal["append", "overwrite"] = "append",
     *,
     storage: Mapping[str, str] | None = None,
-) -> None:
-    """Write rows to journals that a server loads at start.
+) -> int:
+    """Write rows to journals that a server loads at start; return how many.
 
     Columns, with names in any case: `queue`, `data`, and optionally `add_time`, `expiry` (ms or
     timestamps) and `sequence`, which orders the items of a queue. With `sequence`, Spark sorts the
@@ -141,48 +147,83 @@ def write_journals(
     check_not_served(path)
     if "sequence" in (name.lower() for name in rows.columns):
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
+    rows, written = counted(rows)
     writer = rows.write.format(JOURNAL_FORMAT).mode(mode)
     if isinstance(path, Location):
         writer = writer.options(**path.as_options())
     writer.save(str(path))
+    return written()
 
 
-def write_parquet(rows: DataFrame, output: str | Location, mode: WriteMode, *columns: str) -> None:
-    """Write a Parquet table, partitioned by `columns`.
+def table_path(written: str) -> str:
+    """Return the path of a table as Spark has it: of S3, Hadoop's file system is called s3a."""
+    return f"s3a{written[2:]}" if scheme_of(written) == "s3" else written
+
+
+def write_table(
+    rows: DataFrame,
+    path: str,
+    mode: WriteMode,
+    *columns: str,
+    table_format: str = DEFAULT_FORMAT,
+) -> None:
+    """Write a table with Spark, partitioned by `columns`.
 
     Raises:
-        AnalysisException, TableExists: there is something, and the mode is `error`.
+        AnalysisException: there is something, and the mode is `error`.
     """
-    if isinstance(output, Location):
-        write_table(rows, output, mode, columns)
-    else:
-        writer = rows.write.mode(mode)
-        (writer.partitionBy(*columns) if columns else writer).parquet(output)
+    writer = rows.write.format(table_format).mode(mode)
+    (writer.partitionBy(*columns) if columns else writer).save(table_path(path))
 
 
-def read_parquet(
-    spark: SparkSession, path: str | Location, schema: StructType | None = None
+def read_table(
+    spark: SparkSession,
+    path: str,
+    table_format: str = DEFAULT_FORMAT,
+    empty: StructType | None = None,
 ) -> DataFrame:
-    """Return a Parquet table; `path` is a glob only if nothing exists under exactly that name."""
-    if isinstance(path, Location):
-        return read_table(spark, path, schema)
-    reader = spark.read if schema is None else spark.read.schema(schema)
-    globs = is_pattern(LOCAL, path.removeprefix("file:"))
-    return reader.option(_GLOBS, "true" if globs else "false").parquet(path)
-
-
-def read_partitioned(spark: SparkSession, path: str | Location, schema: StructType) -> DataFrame:
-    """Return the rows of a Parquet table that is partitioned by queue.
+    """Return the rows of a table.
 
     Args:
         spark: the session.
-        path: the table.
-        schema: its columns; without it Spark would guess, and take a queue `007` for a number.
+        path: the table; a glob only if nothing exists under exactly that name.
+        table_format: its format.
+        empty: the columns of a table that was written without any rows, and so has no files; by
+            default that is an error.
+
+    Raises:
+        AnalysisException: there is no table.
     """
-    rows = read_parquet(spark, path, schema)
-    # A queue may be named like the directory in which Spark keeps rows whose queue is null; Spark
-    # reads that name as null.
-    return rows.withColumn("queue", f.coalesce("queue", f.lit(NULL_NAME)))
+    path = table_path(path)
+    reader = spark.read.format(table_format)
+    if scheme_of(path) in {None, "file"}:
+        is_glob = is_pattern(LOCAL, path.removeprefix("file:"))
+        reader = reader.option(_GLOBS, str(is_glob).lower())
+    try:
+        rows = reader.load(path)
+        schema = rows.schema  # over Spark Connect, only this looks for the table
+    except AnalysisException as error:
+        if empty is None or error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+            raise
+        return spark.createDataFrame([], empty)
+    if "queue" not in schema.names:
+        return rows
+    name = StructField("queue", StringType())
+    if schema["queue"].dataType != name.dataType:
+        # From the names of directories, Spark takes a queue `007` for a number.
+        fields = [name if field.name == "queue" else field for field in schema]
+        rows = reader.schema(StructType(fields)).load(path)
+    return rows.withColumn("queue", f.coalesce("queue", f.lit(_NULL_NAME)))
+
+
+def counted(rows: DataFrame) -> tuple[DataFrame, Callable[[], int]]:
+    """Return rows to write, and a function that tells how many were written once they are.
+
+    Spark counts them as it writes them, so nothing is read again.
+    """
+    observation = Observation()
+    observed = rows.observe(observation, f.count(f.lit(1)).alias("rows"))
+    return observed, lambda: int(observation.get["rows"])
 
 
 def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:

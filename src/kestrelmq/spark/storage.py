@@ -280,20 +280,9 @@ class Location:
                 system.delete_file(_inner_path(self))
             system.move(_inner_path(temporary), _inner_path(self))
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[pa.NativeFile]:
-        """Open this file to read it during a `with` block.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            StorageError: the store cannot be reached, or refuses; or what is read is damaged.
-        """
-        with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
-            yield file
-
     def pieces(self) -> Iterator[pa.Buffer]:
         """Yield the bytes of this file, a few MiB at a time. Raises as `read`."""
-        with self.open() as file:
+        with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
             while len(piece := file.read_buffer(_PIECE)):
                 yield piece
 
@@ -337,19 +326,6 @@ class Location:
     def has_rename(self) -> bool:
         """Whether `move` renames, in one step; in other stores it copies and deletes."""
         return _SCHEMES[self.scheme] is _HDFS
-
-    def copy(self, target: "Location") -> None:
-        """Copy this file within the store; what was at `target` is replaced at one moment.
-
-        The store does it by itself. It must be one without renames.
-
-        Raises:
-            StorageError: the store cannot be reached, or refuses, as when the file is larger than
-                it copies at once; `target` is as it was.
-            FileNotFoundError: there is no such file.
-        """
-        with _errors(self):
-            _file_system(self).copy_file(_inner_path(self), _inner_path(target))
 
     def move(self, target: "Location") -> None:
         """Move this file to another place in the same store, where nothing is.
@@ -410,6 +386,8 @@ def located(
         return written
     given = {name.lower(): value for name, value in (options or {}).items()}
     scheme = scheme_of(written)
+    if scheme == "s3a":  # what Hadoop calls it
+        scheme, written = "s3", f"s3{written[3:]}"
     if scheme is None or scheme == "file":
         _check(given, {name: one for parsers in _SCHEMES.values() for name, one in parsers.items()})
         return local_path(written, option)

@@ -244,8 +244,7 @@ def test_a_tree_is_listed_moved_and_deleted(store: ObjectStore) -> None:
     (tree / "a" / "b" / "two").write(b"22")
     assert tree.files() == [("a/b/two", 2), ("a/one", 1)]
     (tree / "a" / "one").move(tree / "c=%2F" / "three")
-    with (tree / "c=%2F" / "three").open() as file:
-        assert file.read() == b"1"
+    assert b"".join((tree / "c=%2F" / "three").pieces()) == b"1"
     with pytest.raises(StorageError, match="s3://bucket/tree/a/one"):
         (tree / "a" / "one").move(tree / "four")
     (tree / "a").delete_tree()

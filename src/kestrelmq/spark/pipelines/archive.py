@@ -1,4 +1,4 @@
-"""`archive`: write servers' queues to a partitioned Parquet table, once or continuously.
+"""`archive`: write servers' queues to a partitioned table, once or continuously.
 
 The queues are either drained or copied. To copy a queue, `archive` reads a fanout child of it,
 which gets all items added to the queue from when the child is created; the queue's own readers are
@@ -13,12 +13,9 @@ because Spark knows the sources of a query by their number.
 nothing from a server. What counts is in `new_items`.
 
 The table has the columns of `kestrel` and `date` (of the read time, UTC), and is partitioned by
-`queue` and `date`. Spark's file sink writes each batch to it once. A crash may leave files in it
-that belong to no batch: Spark ignores them, but other readers of Parquet do not.
-
-If the table is in a store, our own sink writes each batch once (`stored_tables`), and no reader
-finds a file that belongs to no batch. The staging location is in the store, too. The checkpoint is
-Spark's, and is somewhere else, because Spark does not open the store.
+`queue` and `date`. It is Spark's, of any format, and so is the checkpoint, which is in it. Spark
+writes each batch to it once. A crash may leave files in a Parquet table that belong to no batch:
+Spark ignores them, but other readers of Parquet do not.
 """
 
 import functools
@@ -52,17 +49,11 @@ from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.live.staging import Staging
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.reading import read_partitioned
+from kestrelmq.spark.reading import DEFAULT_FORMAT, read_table, table_path
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
 from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
-from kestrelmq.spark.sources.stored_tables import (
-    BATCHES,
-    STORED_TABLE_FORMAT,
-    table_files,
-    table_options,
-)
-from kestrelmq.spark.storage import Location, located, scheme_of
+from kestrelmq.spark.storage import Location, located
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"
@@ -71,7 +62,6 @@ _SEVERAL: Final = "~queues"
 _QUEUES: Final = "queues"
 JOURNALS: Final = "_journals"
 _SOURCE: Final = "source.json"
-_COLUMNS: Final = ("queue", "date")
 _FOLLOWED: Final = (
     "queue string, operation string, add_time long, expiry long, size int, data binary, "
     "sequence long, spool string"
@@ -85,23 +75,23 @@ class ArchiveOptions:
     Attributes:
         cluster: the servers.
         queues: names and patterns of the queues, without duplicates.
-        output: the table's directory, which the driver and every executor see. Its subdirectories
-            `_staging` and `_checkpoint` hold staged items and the checkpoint, so that a query that
-            is started again continues where it stopped. Or the URI of a directory in a store.
+        output: the table: any path that the session can write. Its subdirectories `_staging` and
+            `_checkpoint` hold staged items and the checkpoint, so that a query that is started
+            again continues where it stopped.
         child: copy through the fanout child with this name; None drains the queues.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes in a batch.
-        checkpoint: the directory of the checkpoint, if the output is in a store.
-        storage: options of that store.
+        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
+        storage: options of the store that the output is in.
     """
 
     cluster: ClusterOptions
     queues: Sequence[str]
-    output: str | Location
+    output: str
     child: str | None = None
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
-    checkpoint: str | None = None
+    table_format: str = DEFAULT_FORMAT
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def choice(self) -> QueueChoice:
@@ -148,17 +138,17 @@ class JournalArchiveOptions:
             `startingOffsets` of `kestrel.journal`.
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
-        checkpoint: the directory of the checkpoint, if the output is in a store.
+        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
         storage: options of the stores that the journals and the output are in.
     """
 
     path: JournalPath
-    output: str | Location
+    output: str
     queues: Sequence[str] = ()
     starting: str = "earliest"
     fails_on_loss: bool = True
     max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
-    checkpoint: str | None = None
+    table_format: str = DEFAULT_FORMAT
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -190,7 +180,6 @@ def archive(
         QueueCannotBeRead: a server does not let a queue be read; without `every`, or of a copy.
     """
     output = located(options.output, options.storage, "output")
-    checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = options.choice()
     if every is None and not is_begun(output):
         _check_readable(options, choice, needs_server=True)
@@ -205,7 +194,7 @@ def archive(
         _check_readable(options, choice, needs_server=False)
     tables = [_read(spark, options, queues, location) for location, queues in sources]
     rows = functools.reduce(DataFrame.union, tables)
-    return _start(rows, output, checkpoint, every)
+    return _start(rows, options.output, options.table_format, every)
 
 
 def archive_journals(
@@ -225,7 +214,6 @@ def archive_journals(
     path = located(options.path, options.storage)
     output = located(options.output, options.storage, "output")
     options = replace(options, path=path)
-    checkpoint = _checkpoint(spark, output, options.checkpoint)
     choice = _choice(options.queues)
     given = {
         "startingOffsets": options.starting,
@@ -243,7 +231,7 @@ def archive_journals(
         rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
     elif choice.names:
         rows = rows.where(f.col("queue").isin(*choice.names))
-    return _start(rows, output, checkpoint, every)
+    return _start(rows, options.output, options.table_format, every)
 
 
 def new_items(operations: DataFrame) -> DataFrame:
@@ -273,76 +261,31 @@ def new_items(operations: DataFrame) -> DataFrame:
     )
 
 
-def _start(
-    rows: DataFrame, output: str | Location, checkpoint: str, every: str | None
-) -> StreamingQuery:
+def _start(rows: DataFrame, output: str, table_format: str, every: str | None) -> StreamingQuery:
     """Start to append rows with the columns of `kestrel` to the table."""
+    path = table_path(output)
     dated = rows.withColumn("date", f.to_date(f.timestamp_millis("read_time"))).writeStream
-    if isinstance(output, Location):
-        options = table_options(output, _COLUMNS)
-        writer = dated.format(STORED_TABLE_FORMAT).options(**options)
-    else:
-        writer = dated.format("parquet").option("path", output).partitionBy(*_COLUMNS)
-    writer = writer.option("checkpointLocation", checkpoint).queryName("archive")
+    writer = dated.format(table_format).option("path", path).partitionBy("queue", "date")
+    writer = writer.option("checkpointLocation", f"{path}/{CHECKPOINT}").queryName("archive")
     if every is None:
         return start_query(writer.trigger(availableNow=True))
     return start_query(writer.trigger(processingTime=every))
 
 
-def _checkpoint(spark: SparkSession, output: str | Location, given: str | None) -> str:
-    """Return the directory of the checkpoint.
-
-    Raises:
-        ConfigError: none is given, or not the one that the archive was begun with.
-    """
-    if not isinstance(output, Location):
-        if given is not None:
-            raise ConfigError(f"archive: the checkpoint is in {output}: give no other")
-        return f"{output}/{CHECKPOINT}"
-    if given is None or scheme_of(given) == output.scheme:
-        raise ConfigError(
-            f"archive: {output} is in a store, and Spark keeps its checkpoint itself: give "
-            "--checkpoint, or checkpoint= in a program, with a directory that Spark can write to, "
-            "and that stays"
-        )
-    known = {one.name for one in (output / BATCHES).entries(missing_ok=True)}
-    if known and _query_of(spark, given) not in known:
-        raise ConfigError(
-            f"archive: {output} was not begun with the checkpoint in {given}: it would get items "
-            "twice, or miss some. Give the checkpoint that it was begun with"
-        )
-    return given
-
-
-def _query_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """Return Spark's name of the query that a checkpoint is of; None if there is none."""
-    try:
-        (row,) = spark.read.text(f"{checkpoint}/metadata").collect()
-    except AnalysisException:
-        return None
-    return str(json.loads(row[0])["id"])
-
-
-def read_archive(
-    spark: SparkSession, output: str | Location, storage: Mapping[str, str] | None = None
-) -> DataFrame:
+def read_archive(spark: SparkSession, output: str, table_format: str = DEFAULT_FORMAT) -> DataFrame:
     """Return the table that `archive` writes; it is empty if nothing was written yet."""
-    schema = StructType([*KESTREL_SCHEMA.fields, StructField("date", DateType())])
-    target = located(output, storage, "output")
-    if isinstance(target, Location):
-        is_empty = not table_files(target)
-    else:
-        is_empty = not (Path(target) / "_spark_metadata").exists()
-    if is_empty:
+    try:
+        return read_table(spark, output, table_format)
+    except AnalysisException:
+        schema = StructType([*KESTREL_SCHEMA.fields, StructField("date", DateType())])
         return spark.createDataFrame([], schema)
-    return read_partitioned(spark, target, schema)
 
 
 def archived(
-    spark: SparkSession, output: str | Location, storage: Mapping[str, str] | None = None
+    spark: SparkSession, output: str, table_format: str = DEFAULT_FORMAT
 ) -> list[ArchivedQueue]:
     """Return the totals of an archive, by queue."""
-    rows = read_archive(spark, output, storage).groupBy("queue")
+    rows = read_archive(spark, output, table_format).groupBy("queue")
     totals = rows.agg(f.count("*").alias("items"), f.sum("size").alias("bytes")).orderBy("queue")
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 

@@ -1,12 +1,12 @@
 """`pack`: pack the journals of many queues offline, in parallel, one task for each queue.
 
-The journal of a queue is replaced at a single rename; in a store, at the steps of `stored_commit`.
-A crash leaves each queue either packed or unchanged, and may leave a directory `~~write-...`, which
-the next write or server start removes. No server may run on the queue path, and nobody may write to
-one in a store meanwhile, except with Spark, which waits.
+The journal of a queue is replaced at a single rename. A crash leaves each queue either packed or
+unchanged, and may leave a directory `~~write-...`, which the next write or server start removes. No
+server may run on the queue path.
 
-Of a queue path in a store, a task has the files of its queue on the disk of its machine meanwhile,
-and the packed file.
+A store has no rename that could replace the files of a queue at once. So a queue path in a store is
+packed to another one, and stays as it is. A task has the files of its queue on the disk of its
+machine meanwhile, and the packed file.
 """
 
 import os
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -26,25 +25,26 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.disk.opening import mapped, open_stream
 from kestrelmq.disk.write_directories import WriteOwner
-from kestrelmq.errors import JournalError
-from kestrelmq.format.names import delayed_name
+from kestrelmq.errors import ConfigError, JournalError
+from kestrelmq.format.names import delayed_name, rotated_name
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.spool import SpoolFile, by_queue, list_files, list_spool
+from kestrelmq.spark.plan.spool import (
+    SpoolFile,
+    by_queue,
+    check_apart,
+    list_files,
+    list_spool,
+)
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.journal_commit import JournalCommit
 from kestrelmq.spark.sources.journal_parts import JournalPart
-from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, write_behind
-from kestrelmq.spark.sources.stored_writes import CommitTurn, upload
+from kestrelmq.spark.sources.stored_commit import files_found, upload
 from kestrelmq.spark.storage import Location, located
 from kestrelmq.tools.journal_files import SelectedQueue, select
-
-_BEHIND: Final = "-behind"
-_TORN: Final = "-torn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class _PackedJournal:
 def pack(
     spark: SparkSession,
     path: JournalPath,
+    output: JournalPath | None = None,
     *,
     dialect: Dialect = "documented",
     clock: Clock | None = None,
@@ -82,19 +83,30 @@ def pack(
 
     Args:
         spark: the session.
-        path: a queue path, or a glob of queue paths.
+        path: a queue path, or a glob of queue paths; in a store, one queue path.
+        output: where the packed journals go, if the queue path is in a store: another queue path
+            in a store, which has no journals yet.
         dialect: the dialect to write: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
         clock: gives the files' timestamps; by default the machine's clock.
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Raises:
-        QueuePathLocked: a server uses the queue path, or another write to a store takes too long.
+        ConfigError: `output` is missing, not allowed, or has journals.
+        QueuePathLocked: a server uses the queue path.
         ValueError: `path` matches only some files of a queue path.
     """
     path = located(path, storage)
     now = (clock or SystemClock()).now()
     if isinstance(path, Location):
-        return _pack_stored(spark, path, dialect, now)
+        target = located(output or "", storage, "output")
+        if not isinstance(target, Location) or files_found(target).queues:
+            raise ConfigError(
+                f"option 'output': {str(target)!r} is not allowed: a queue path in a store is "
+                "packed to another one in a store, which has no journals yet"
+            )
+        return _pack_stored(spark, path, target, dialect, now)
+    if output is not None:
+        raise ConfigError("option 'output': it is for a queue path in a store; another is replaced")
     with ExitStack() as locks:
         spools = sorted({Path(file.spool) for file in list_files(path, delayed=True)})
         for spool in spools:
@@ -152,7 +164,7 @@ class _StoredTask:
     Attributes:
         files: its files.
         delayed: those of its delayed items.
-        target: where to write the packed journal, in the directory of the write.
+        target: where to write the packed journal.
     """
 
     files: tuple[SpoolFile, ...]
@@ -161,54 +173,22 @@ class _StoredTask:
 
 
 def _pack_stored(
-    spark: SparkSession, path: Location, dialect: Dialect, now: int
+    spark: SparkSession, path: Location, target: Location, dialect: Dialect, now: int
 ) -> list[PackedQueue]:
     listed = list_files(path, delayed=True)
-    places = {file.location.parent for file in listed if file.location is not None}
-    with ExitStack() as ends:
-        turns: dict[Location, CommitTurn] = {}
-        for spool in sorted(places, key=str):
-            stored_writes.remove_abandoned(spool)
-            work = stored_writes.begin(spool, WriteOwner.of(os.getpid()))
-            ends.callback(work.delete_tree)
-            turns[work] = CommitTurn(work)
-            turns[work].acquire()
-            ends.callback(turns[work].release)
-        _check_whole(path, places)
-        tasks = [task for work in turns for task in _stored_tasks(work)]
-        written = map_on(spark, lambda task: _write_stored(task, dialect), tasks)
-        for work, turn in turns.items():
-            commit = StoredJournalCommit(work, now, overwrite=True, check=turn.check)
-            done = [one for one in written if one.packed.spool == str(work.parent)]
-            _commit_stored(commit, work, done)
-    return [one.packed for one in written]
-
-
-def _commit_stored(
-    commit: StoredJournalCommit, work: Location, done: Iterable[_PackedJournal]
-) -> None:
-    parts = {}
-    for one in done:
-        parts[one.packed.queue] = [one.part]
-        if one.torn is not None:
-            commit.set_aside(_beside(work / one.part.path.name, _TORN), one.last)
-    commit.run(parts, behind=lambda part: _beside(part, _BEHIND))
-
-
-def _stored_tasks(work: Location) -> list[_StoredTask]:
-    listed = list_files(work.parent, delayed=True)
+    _check_whole(path, {file.location.parent for file in listed if file.location is not None})
+    check_apart(path, target)
     queues = {files[0].queue: tuple(files) for files in by_queue(listed)}
-    return [
-        _StoredTask(files, queues.get(delayed_name(queue), ()), work / str(place))
-        for place, (queue, files) in enumerate(queues.items())
+    if len({file.spool for file in listed}) > 1:
+        raise ValueError(f"{path} matches several queue paths: pack one at a time in a store")
+    tasks = [
+        _StoredTask(files, queues.get(delayed_name(queue), ()), target / rotated_name(queue, now))
+        for queue, files in queues.items()
     ]
+    return map_on(spark, lambda task: _write_stored(task, dialect), tasks)
 
 
-def _beside(part: Location, what: str) -> Location:
-    return part.parent / f"{part.name}{what}"
-
-
-def _write_stored(task: _StoredTask, dialect: Dialect) -> _PackedJournal:
+def _write_stored(task: _StoredTask, dialect: Dialect) -> PackedQueue:
     """Pack the journal of a queue on the disk of this machine."""
     with TemporaryDirectory() as scratch:
         path = Path(scratch, "queues")
@@ -217,21 +197,9 @@ def _write_stored(task: _StoredTask, dialect: Dialect) -> _PackedJournal:
             _fetch(file, path / file.name_in_spool)
         queue = task.files[0].queue
         selected = next(one for one in select([path]) if one.queue == queue)
-        written = _write(selected, Path(scratch, task.target.name), dialect)
+        written = _write(selected, Path(scratch, "packed"), dialect)
         upload(written.part.path, task.target)
-        files = [file for file in list_files(str(path), delayed=True) if file.queue == queue]
-        rotated = [file for file in files if not file.is_current]
-        if rotated and len(rotated) < len(files):
-            write_behind(rotated, task.target.pieces(), _beside(task.target, _BEHIND))
-        if written.torn is not None:
-            with mapped(path / written.last) as buffer:
-                tail = save_tail(DiskDirectory(path), written.last, buffer, written.torn, 0)
-            upload(path / tail, _beside(task.target, _TORN))
-    return replace(
-        written,
-        packed=replace(written.packed, spool=task.files[0].spool),
-        part=replace(written.part, path=Path(task.target.name)),
-    )
+    return replace(written.packed, spool=task.files[0].spool)
 
 
 def _fetch(file: SpoolFile, path: Path) -> None:
@@ -239,4 +207,4 @@ def _fetch(file: SpoolFile, path: Path) -> None:
     with open_stream(path, "wb") as copy:
         copy.writelines(file.location.pieces())
     if path.stat().st_size != file.size:
-        raise JournalError(f"{file.path} was changed while it was packed: nothing was packed")
+        raise JournalError(f"{file.path} was changed meanwhile: pack again, to another place")

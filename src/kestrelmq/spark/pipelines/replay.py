@@ -1,4 +1,4 @@
-"""`replay`: write the current contents of every queue to Parquet."""
+"""`replay`: write the current contents of every queue to a table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,14 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.reading import WriteMode, read_partitioned, read_queues, write_parquet
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.reading import (
+    DEFAULT_FORMAT,
+    WriteMode,
+    read_queues,
+    read_table,
+    write_table,
+)
+from kestrelmq.spark.storage import located
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +40,23 @@ class QueueContents:
 def replay(
     spark: SparkSession,
     path: JournalPath,
-    output: str | Location,
+    output: str,
     *,
     mode: WriteMode = "error",
+    table_format: str = DEFAULT_FORMAT,
     storage: Mapping[str, str] | None = None,
 ) -> list[QueueContents]:
-    """Write what is in the queues of `path` to Parquet, partitioned by queue.
+    """Write what is in the queues of `path` to a table, partitioned by queue.
 
     Columns are those of `kestrel.queue` with delayed items; `position` orders the items of a queue.
 
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
-        output: where to write the Parquet table: a directory, or a URI of one in a store.
+        output: the table: any path that the session can write.
         mode: what to do if there is something at `output` already.
-        storage: options of the stores of URIs; see "Paths" in `docs/pipeline.md`.
+        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
+        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Returns:
         A summary for each queue that has items, sorted by name.
@@ -56,11 +64,11 @@ def replay(
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
-    path, target = located(path, storage), located(output, storage, "output")
-    check_apart(path, target)
+    path = located(path, storage)
+    check_apart(path, output)
     contents = read_queues(spark, path, delayed=True)
-    write_parquet(contents, target, mode, "queue")
-    written = read_partitioned(spark, target, contents.schema)
+    write_table(contents, output, mode, "queue", table_format=table_format)
+    written = read_table(spark, output, table_format, contents.schema)
     rows = written.groupBy("queue").agg(
         f.count("*").alias("items"),
         f.count("xid").alias("open_reads"),

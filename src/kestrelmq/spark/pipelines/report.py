@@ -1,6 +1,6 @@
-"""`report`: write what went through the queues, by hour, as Parquet and as an HTML page.
+"""`report`: write what went through the queues, by hour, as tables and as an HTML page.
 
-Under `output`: `hours` and `queues` (Parquet), and `report.html`, which needs no other file.
+Under `output`: the tables `hours` and `queues`, and `report.html`, which needs no other file.
 
 Adds have a time in the journal, but removes have none. So the time at which an item left is known
 only as two bounds, the add times of the adds around the remove. An item counts as gone in the hour
@@ -28,7 +28,7 @@ from kestrelmq.spark.pipelines.report_page import (
 )
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import check_apart
-from kestrelmq.spark.reading import WriteMode, read_parquet, write_parquet
+from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, read_table, write_table
 from kestrelmq.spark.storage import Location, located
 
 _PERCENTILES = (50, 95, 99)
@@ -48,9 +48,10 @@ class ReportResult:
 def report(
     spark: SparkSession,
     path: JournalPath,
-    output: str | Location,
+    output: str,
     *,
     mode: WriteMode = "error",
+    table_format: str = DEFAULT_FORMAT,
     storage: Mapping[str, str] | None = None,
 ) -> ReportResult:
     """Write a report on the queues of `path`.
@@ -58,8 +59,9 @@ def report(
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths.
-        output: a directory, on a file system that the driver sees, or a URI of one in a store.
+        output: a directory that the session can write, and so can this process, as it can journals.
         mode: what to do if there is something at `output` already.
+        table_format: the tables' format, such as `parquet`, `delta` or `iceberg`.
         storage: options of the stores of URIs; see "Paths" in `docs/pipeline.md`.
 
     Raises:
@@ -67,11 +69,11 @@ def report(
     """
     path, target = located(path, storage), located(output, storage, "output")
     check_apart(path, target)
-    hours_table, queues_table = _within(target, "hours"), _within(target, "queues")
+    hours_table, queues_table = f"{output}/hours", f"{output}/queues"
     items = history(spark, path).drop("data").persist()
     try:
-        write_parquet(by_hour(items), hours_table, mode)
-        write_parquet(by_queue(items), queues_table, mode)
+        write_table(by_hour(items), hours_table, mode, table_format=table_format)
+        write_table(by_queue(items), queues_table, mode, table_format=table_format)
         largest = [
             LargestItem(**row.asDict())
             for row in items.orderBy(f.desc("size"), "queue", "spool", "ordinal")
@@ -83,14 +85,14 @@ def report(
         items.unpersist()
     hours = [
         QueueHour(**row.asDict())
-        for row in read_parquet(spark, hours_table)
+        for row in read_table(spark, hours_table, table_format)
         .select(*(field.name for field in fields(QueueHour)))
         .orderBy("queue", "hour")
         .collect()
     ]
     queues = tuple(
         QueueReport(**row.asDict())
-        for row in read_parquet(spark, queues_table).orderBy("queue").collect()
+        for row in read_table(spark, queues_table, table_format).orderBy("queue").collect()
     )
     html = page(queues, hours, largest).encode()
     if isinstance(target, Location):
@@ -98,10 +100,6 @@ def report(
         return ReportResult(target / _PAGE, queues)
     (Path(target) / _PAGE).write_bytes(html)
     return ReportResult(Path(target) / _PAGE, queues)
-
-
-def _within(directory: str | Location, name: str) -> str | Location:
-    return directory / name if isinstance(directory, Location) else f"{directory}/{name}"
 
 
 def by_hour(items: DataFrame) -> DataFrame:

@@ -1,23 +1,19 @@
-"""`restore`: write items from Parquet to journals that a server loads at start, or to servers."""
+"""`restore`: write items from a table to journals that a server loads at start, or to servers."""
 
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.live.source import KESTREL_FORMAT
-from kestrelmq.spark.pipelines.archive import is_begun, read_archive
 from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.reading import read_parquet, read_partitioned, write_journals
+from kestrelmq.spark.reading import DEFAULT_FORMAT, counted, read_table, write_journals
 from kestrelmq.spark.sources.journal_writer import check_not_served
 from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA
-from kestrelmq.spark.sources.stored_tables import is_without_rows
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage import located
 from kestrelmq.units import parse_time
 
 Time = datetime | int | str
@@ -29,27 +25,29 @@ _ORDER = ("ordinal", "position")
 
 def restore(
     spark: SparkSession,
-    source: str | Location,
+    source: str,
     path: JournalPath,
     *,
     since: Time | None = None,
     until: Time | None = None,
     mode: Literal["append", "overwrite"] = "append",
+    table_format: str = DEFAULT_FORMAT,
     storage: Mapping[str, str] | None = None,
 ) -> int:
-    """Write items from Parquet to journals, in their original order.
+    """Write items from a table to journals, in their original order.
 
     Args:
         spark: the session.
-        source: a Parquet table, or its URI in a store, as `replay` and `history` write it:
-            `queue`, `data`, optionally `add_time`, `expiry` and `due` (ms), and optionally the
-            order of a queue's items: `position` (replay) or `ordinal` (history).
+        source: a table, as `replay` and `history` write it: `queue`, `data`, optionally `add_time`,
+            `expiry` and `due` (ms), and optionally the order of a queue's items: `position`
+            (replay) or `ordinal` (history).
         path: the queue path, or its URI in a store; no server may run on it.
         since: restore only items added at this time or later: a datetime, text such as
             "2026-01-31T10:00" or milliseconds since the epoch; without a zone it is UTC.
         until: restore only items added before this time.
         mode: `append` or `overwrite`, as for `write_journals`.
-        storage: options of the stores that the table and the queue path are in.
+        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
+        storage: options of the store that the queue path is in.
 
     Returns:
         The number of items restored.
@@ -58,25 +56,24 @@ def restore(
         ValueError: the table has items, but no data; or a time cannot be read.
         QueuePathLocked: a server uses the queue path.
     """
-    path, table = located(path, storage), located(source, storage, "source")
+    path = located(path, storage)
     check_not_served(path)
-    rows, order = _chosen(spark, table, since, until)
+    rows, order = _chosen(spark, source, table_format, since, until)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]
     chosen = rows.select(*kept, *(f.col(name).alias("sequence") for name in order))
-    write_journals(chosen, path, mode)
-    return chosen.count()
+    return write_journals(chosen, path, mode)
 
 
 def restore_live(
     spark: SparkSession,
-    source: str | Location,
+    source: str,
     cluster: ClusterOptions,
     *,
     queue: str | None = None,
     since: Time | None = None,
     until: Time | None = None,
     patience: float = DEFAULT_PATIENCE,
-    storage: Mapping[str, str] | None = None,
+    table_format: str = DEFAULT_FORMAT,
 ) -> int:
     """Add the items of a table to queues of running servers.
 
@@ -89,14 +86,13 @@ def restore_live(
 
     Args:
         spark: the session.
-        source: a Parquet table, or its URI in a store, as `replay`, `history` and `archive` write
-            it.
+        source: a table, as `replay`, `history` and `archive` write it.
         cluster: the servers.
         queue: add all items to this queue; None adds each item to the queue that it is from.
         since: restore only items added at this time or later, as for `restore`.
         until: restore only items added before this time.
         patience: seconds to wait for room in a full queue.
-        storage: options of the store that the table is in.
+        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
 
     Returns:
         The number of items restored.
@@ -104,11 +100,11 @@ def restore_live(
     Raises:
         ValueError: the table has items, but no data; or a time cannot be read.
     """
-    rows, order = _chosen(spark, located(source, storage, "source"), since, until)
+    rows, order = _chosen(spark, source, table_format, since, until)
     ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
     kept = [name for name in ("queue", "data", "expiry", "due") if name in rows.columns]
     written = ordered.select(*kept)
-    writer = written.drop("queue") if queue is not None else written
+    writer, restored = counted(written.drop("queue") if queue is not None else written)
     options = cluster.as_options() | ({"queue": queue} if queue is not None else {})
     (
         writer.write.format(KESTREL_FORMAT)
@@ -117,14 +113,15 @@ def restore_live(
         .mode("append")
         .save()
     )
-    return rows.count()
+    return restored()
 
 
 def _chosen(
-    spark: SparkSession, table: str | Location, since: Time | None, until: Time | None
+    spark: SparkSession, table: str, table_format: str, since: Time | None, until: Time | None
 ) -> tuple[DataFrame, list[str]]:
     """Return the rows to restore, and the column that orders them, if there is one."""
-    rows = in_time_range(_with_data(_read_items(spark, table), str(table)), since, until)
+    items = read_table(spark, table, table_format, QUEUE_SCHEMA)
+    rows = in_time_range(_with_data(items, table), since, until)
     return rows, [name for name in _ORDER if name in rows.columns][:1]
 
 
@@ -169,27 +166,3 @@ def _in_ms(name: str, time: datetime | int | str) -> int:
         return parse_time(time)
     except ValueError as error:
         raise ValueError(f"{name}: {time!r} is not a time: {error}") from None
-
-
-def _read_items(spark: SparkSession, source: str | Location) -> DataFrame:
-    """Return the rows of a table of items."""
-    if is_begun(source):
-        return read_archive(spark, source)
-    if _is_without_rows(source):
-        return spark.createDataFrame([], QUEUE_SCHEMA)
-    guessed = read_parquet(spark, source).schema
-    schema = StructType(
-        [
-            StructField("queue", StringType()) if field.name == "queue" else field
-            for field in guessed
-        ]
-    )
-    return read_partitioned(spark, source, schema)
-
-
-def _is_without_rows(source: str | Location) -> bool:
-    """Whether a table here or in a store was written by Spark, but has no Parquet file."""
-    if isinstance(source, Location):
-        return is_without_rows(source)
-    table = Path(source)
-    return (table / "_SUCCESS").exists() and not any(table.rglob("*.parquet"))

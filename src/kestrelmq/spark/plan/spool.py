@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.format.names import (
@@ -29,7 +30,7 @@ from kestrelmq.spark.plan.filesystems import (
     is_pattern,
     tree_of,
 )
-from kestrelmq.spark.storage import Location, local_path, located
+from kestrelmq.spark.storage import Location, local_path, located, scheme_of
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -177,14 +178,14 @@ def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile
 def check_apart(pattern: JournalPath, output: JournalPath) -> None:
     """Check that what is written to `output` replaces no journal, and is not among them.
 
-    Spark deletes what it overwrites before it reads.
+    Spark deletes what it overwrites before it reads. `output` may be any URI that Spark can write.
 
     Raises:
         ConfigError: `output` is a queue path that `pattern` means, or in one, or has one in it.
         FileNotFoundError: nothing matches `pattern`.
     """
     tree, path = tree_of(pattern)
-    target = _resolved(output if isinstance(output, Location) else local_path(output, "output"))
+    target = _resolved(output)
     for found in _matches(tree, path):
         spool = found if tree.is_directory(found) else os.path.dirname(found)  # noqa: PTH120
         journals = _resolved(tree.location(spool) or spool)
@@ -197,9 +198,11 @@ def check_apart(pattern: JournalPath, output: JournalPath) -> None:
 
 def _resolved(place: JournalPath) -> Path:
     """Return what can be compared with other places."""
-    if isinstance(place, Location):
-        return Path(f"{place.scheme}:", place.authority, place.path)
-    return Path(place).resolve()
+    scheme = scheme_of(str(place))
+    if scheme is None or scheme == "file":
+        return Path(local_path(str(place), "output")).resolve()
+    parts = urlsplit(str(place))
+    return Path("s3:" if scheme == "s3a" else f"{scheme}:", parts.netloc, unquote(parts.path)[1:])
 
 
 def list_spool(spool: JournalPath) -> list[SpoolFile]:

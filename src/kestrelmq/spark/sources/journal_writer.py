@@ -4,8 +4,8 @@ Tasks write parts to a directory that servers ignore; when all parts are written
 them to journal files (`journal_commit`), or in a store has them copied (`stored_commit`). A failed
 job removes its parts. A task that is run again writes its own parts, and only those of the attempt
 that Spark accepted are used. The next write or server start removes the parts of a killed driver:
-see `disk.write_directories`, and `stored_writes` for stores. The driver and every executor must
-see the queue path, and no server may run on it.
+see `disk.write_directories`. The driver and every executor must see the queue path, and no server
+may run on it.
 """
 
 import time
@@ -29,7 +29,7 @@ from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.format.names import group_files
 from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.sources import stored_writes
+from kestrelmq.spark.sources import stored_commit
 from kestrelmq.spark.sources.encoding import EncodedRows, check_columns, encode
 from kestrelmq.spark.sources.journal_commit import JournalCommit, whole_queues
 from kestrelmq.spark.sources.journal_parts import (
@@ -39,7 +39,7 @@ from kestrelmq.spark.sources.journal_parts import (
     index_path,
     merge_parts,
 )
-from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, files_found
+from kestrelmq.spark.sources.stored_commit import StoredJournalCommit, driver, files_found, upload
 from kestrelmq.spark.sources.written_columns import session_zone
 from kestrelmq.spark.storage import Location, in_parallel, local_path
 
@@ -123,7 +123,7 @@ class LocalJob:
         make_queue_path(self._path)
         check_not_served(path)
         write_directories.remove_abandoned(self._path)
-        self._work = write_directories.create(self._path, stored_writes.driver())
+        self._work = write_directories.create(self._path, driver())
         self._now = now
         self._overwrite = overwrite
 
@@ -162,9 +162,9 @@ class StoredJob:
     """
 
     def __init__(self, path: Location, now: int, *, overwrite: bool) -> None:
-        stored_writes.remove_abandoned(path)
+        stored_commit.remove_abandoned(path)
         self._path = path
-        self._work = stored_writes.begin(path, stored_writes.driver())
+        self._work = stored_commit.new_directory(path, driver())
         self._now = now
         self._overwrite = overwrite
 
@@ -172,28 +172,20 @@ class StoredJob:
         """Write the parts of one task."""
         with TemporaryDirectory() as scratch:
             parts = write_parts(Path(scratch), task, encoded)
-            stored_writes.check_begun(self._work)
             in_parallel(self._upload, parts)
         return [replace(part, path=Path(part.path.name)) for part in parts]
 
     def commit(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         """Put the parts into the queues."""
-        turn = stored_writes.CommitTurn(self._work)
-        turn.acquire()
-        try:
-            self._check_complete(parts)
-            ordered = {
-                queue: in_order(mine) or [self._merged(mine, f"merged-{place}")]
-                for place, (queue, mine) in enumerate(parts.items())
-            }
-            found = files_found(self._path)
-            if self._overwrite:
-                ordered = whole_queues(ordered, found)
-            StoredJournalCommit(
-                self._work, self._now, overwrite=self._overwrite, check=turn.check
-            ).run(ordered, found=found)
-        finally:
-            turn.release()
+        self._check_complete(parts)
+        ordered = {
+            queue: in_order(mine) or [self._merged(mine, f"merged-{place}")]
+            for place, (queue, mine) in enumerate(parts.items())
+        }
+        found = files_found(self._path)
+        if self._overwrite:
+            ordered = whole_queues(ordered, found)
+        StoredJournalCommit(self._work, self._now, overwrite=self._overwrite).run(ordered, found)
         self._work.delete_tree()
 
     def abort(self) -> None:
@@ -202,7 +194,7 @@ class StoredJob:
 
     def _upload(self, part: JournalPart) -> None:
         for path in (part.path, index_path(part.path)) if part.sequenced else (part.path,):
-            stored_writes.upload(path, self._work / path.name)
+            upload(path, self._work / path.name)
 
     def _check_complete(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
         there = dict(self._work.files())
@@ -223,7 +215,7 @@ class StoredJob:
                         file.writelines((self._work / one.name).pieces())
                 local.append(replace(part, path=path))
             merged = merge_parts(local, Path(scratch) / name)
-            stored_writes.upload(merged.path, self._work / name)
+            upload(merged.path, self._work / name)
             return replace(merged, path=Path(name))
 
 

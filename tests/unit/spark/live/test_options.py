@@ -55,7 +55,7 @@ def test_options_are_parsed() -> None:
     [
         ({"queue": None}, "option 'queue' of reading kestrel is missing"),
         ({"staging_location": None}, "'staging_location' of reading kestrel is missing"),
-        ({"staging_location": "s3a://b/x"}, "option 'staging_location': 's3a://b/x'"),
+        ({"staging_location": "s3n://b/x"}, "option 'staging_location': 's3n://b/x'"),
         ({"servers": None}, "give either 'servers'"),
         ({"zookeeper": "z", "path_prefix": "p"}, "give either 'servers'"),
         ({"zookeeper": "z"}, "'zookeeper' and 'path_prefix' of reading kestrel go together"),

@@ -1,15 +1,14 @@
-"""Packing a queue path in a store: a crash behind any step leaves the same queues."""
+"""Packing a queue path in a store: another place has the same queues, and it stays as it is."""
 
 import random
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 
-from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.notes import joining
 from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
@@ -21,35 +20,16 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.reserved_reads import ReserveTerms, reserved_note
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.pipelines.pack import _commit_stored, _stored_tasks, _write_stored, pack
+from kestrelmq.spark.pipelines.pack import PackedQueue, pack
 from kestrelmq.spark.plan.delayed_items import delayed_items, list_with_delayed
 from kestrelmq.spark.plan.noted_replay import replay_noted
 from kestrelmq.spark.plan.spool import by_queue, list_files
-from kestrelmq.spark.sources.stored_commit import StoredJournalCommit
-from kestrelmq.spark.sources.stored_writes import begin
+from kestrelmq.spark.storage import located
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 from tests.support.object_store import ObjectStore
-from tests.unit.spark.sources.test_stored_commit import ELSEWHERE, Crash, at
+from tests.unit.spark.sources.test_stored_commit import at
 
 Contents = tuple[dict[str, list[Loaded]], list[object]]
-
-
-def packed(store: ObjectStore, path: str, dialect: Dialect, crash_behind: int) -> list[str]:
-    """Pack, and crash behind a step; return the steps. Spark only runs the tasks elsewhere."""
-    work = begin(at(store, path), ELSEWHERE)
-    steps, said = count(), list[str]()
-
-    def reached(step: str) -> None:
-        said.append(step)
-        if next(steps) == crash_behind:
-            raise Crash
-
-    done = [_write_stored(task, dialect) for task in _stored_tasks(work)]
-    try:
-        _commit_stored(StoredJournalCommit(work, NOW, overwrite=True, reached=reached), work, done)
-    finally:
-        work.delete_tree()
-    return said
 
 
 def contents(store: ObjectStore, path: str, scratch: Path) -> Contents:
@@ -77,65 +57,6 @@ def noted_spool(spool: Path) -> None:
     write(spool / "jobs~~delayed", [])
 
 
-@pytest.mark.parametrize(("seed", "dialect"), [(None, "documented"), (3, "kestrel-2")])
-def test_a_crash_behind_any_step_leaves_the_same_queues(
-    store: ObjectStore, tmp_path: Path, seed: int | None, dialect: Dialect
-) -> None:
-    """Items, open reads with their xids, reservations and delayed items."""
-    spool = tmp_path / "spool"
-    if seed is None:
-        noted_spool(spool)
-    else:
-        random_spool(random.Random(seed), spool, 2)
-    store.copy(spool, f"{tmp_path.name}/before")
-    expected = contents(store, f"{tmp_path.name}/before", tmp_path / "before")
-
-    steps, path = list[str](), ""
-    for crash_behind in count():
-        path = f"{tmp_path.name}/{crash_behind}"
-        store.copy(spool, path)
-        try:
-            steps = packed(store, path, dialect, crash_behind)
-        except Crash:
-            assert contents(store, path, tmp_path / str(crash_behind)) == expected
-            continue
-        break
-    assert len(steps) >= 5
-    for again in (f"{tmp_path.name}/{len(steps) // 2}", path):
-        packed(store, again, dialect, -1)
-        assert contents(store, again, tmp_path / f"{again}-again") == expected
-        files = list_files(at(store, again), delayed=True)
-        assert max(len(one) for one in by_queue(files)) == 1
-        assert not [name for name in store.names(again) if "~~write" in name or "~~pack" in name]
-
-
-def test_bytes_that_are_no_record_are_set_aside(store: ObjectStore, tmp_path: Path) -> None:
-    """Each time under a name of its own."""
-    torn = encode(AddX(NOW, 0, b"torn"))[:-1]
-    write(tmp_path / "q", adds([b"x"]), tail=torn)
-    store.copy(tmp_path, tmp_path.name)
-    store.put(f"{tmp_path.name}/q~~torn-{NOW}", b"other")
-
-    packed(store, tmp_path.name, "documented", -1)
-
-    assert store.names(tmp_path.name) == ["q", f"q~~torn-{NOW}", f"q~~torn-{NOW + 1}"]
-    assert store.get(f"{tmp_path.name}/q~~torn-{NOW + 1}") == torn
-    assert store.get(f"{tmp_path.name}/q").endswith(encode(AddX(NOW, 0, b"x")))
-
-
-def test_damage_and_changes_are_errors(store: ObjectStore, tmp_path: Path) -> None:
-    """Nothing is changed."""
-    write(tmp_path / "bad", adds([b"x"]), tail=b"\xff")
-    path = store.copy(tmp_path, tmp_path.name).removeprefix("s3://bucket/")
-    with pytest.raises(DamagedJournal):
-        packed(store, path, "documented", -1)
-    (task,) = _stored_tasks(begin(at(store, path), ELSEWHERE))
-    store.put(f"{path}/bad", b"changed since")
-    with pytest.raises(JournalError, match="bad was changed while it was packed"):
-        _write_stored(task, "documented")
-    assert store.get(f"{path}/bad") == b"changed since"
-
-
 class _Cluster:
     """Stands for a Spark session: it runs a job's tasks here."""
 
@@ -158,6 +79,55 @@ class _Cluster:
         return self._made
 
 
+@pytest.mark.parametrize(("seed", "dialect"), [(None, "documented"), (3, "kestrel-2")])
+def test_the_packed_queues_are_the_same(
+    store: ObjectStore, tmp_path: Path, seed: int | None, dialect: Dialect
+) -> None:
+    """Items, open reads with their xids, reservations and delayed items; what was packed stays."""
+    spool = tmp_path / "spool"
+    if seed is None:
+        noted_spool(spool)
+    else:
+        random_spool(random.Random(seed), spool, 2)
+    torn = encode(AddX(NOW, 0, b"torn"))[:-1]
+    write(spool / "torn", adds([b"x"]), tail=torn)
+    place, to = store.copy(spool, f"{tmp_path.name}/before"), f"{tmp_path.name}/after"
+    expected = contents(store, f"{tmp_path.name}/before", tmp_path / "before")
+
+    run_pack(store, place, f"s3://bucket/{to}", dialect=dialect)
+
+    assert contents(store, to, tmp_path / "after") == expected
+    files = list_files(at(store, to), delayed=True)
+    assert max(len(one) for one in by_queue(files)) == 1
+    assert {
+        name: store.get(f"{tmp_path.name}/before/{name}")
+        for name in store.names(f"{tmp_path.name}/before")
+    } == {one.name: one.read_bytes() for one in spool.iterdir() if one.is_file()}
+
+
+def run_pack(
+    store: ObjectStore, path: str, output: str | None, dialect: Dialect = "documented"
+) -> list[PackedQueue]:
+    """Pack without Spark."""
+    session = cast(SparkSession, _Cluster())
+    return pack(session, path, output, dialect=dialect, storage=store.options)
+
+
+def test_damage_and_what_is_not_allowed_are_errors(store: ObjectStore, tmp_path: Path) -> None:
+    """A place is needed that has no journals yet; of a queue path of the file system, none is."""
+    write(tmp_path / "bad", adds([b"x"]), tail=b"\xff")
+    path = store.copy(tmp_path, f"{tmp_path.name}/spool")
+    with pytest.raises(DamagedJournal):
+        run_pack(store, path, f"{path}-packed")
+    for output in (None, str(tmp_path / "out"), path):
+        with pytest.raises(ConfigError, match="packed to another one in a store, which has no"):
+            run_pack(store, path, output)
+    with pytest.raises(ConfigError, match="must be apart from the journals"):
+        run_pack(store, path, f"{path}/packed")
+    with pytest.raises(ConfigError, match="it is for a queue path in a store"):
+        run_pack(store, str(tmp_path), f"{path}-packed")
+
+
 @pytest.mark.parametrize("place", ["disk", "store"])
 def test_a_queue_path_with_delayed_items_alone_is_packed(
     store: ObjectStore, tmp_path: Path, place: str
@@ -166,10 +136,13 @@ def test_a_queue_path_with_delayed_items_alone_is_packed(
     waits = item(NOW, 0, b"waits") + REMOVE_TENTATIVE_RECORD
     gone = item(NOW, 0, b"gone") + encode(Remove())
     write(tmp_path / "jobs~~delayed", [], tail=gone + waits)
-    path = store.copy(tmp_path, tmp_path.name) if place == "store" else str(tmp_path)
+    path, packed = str(tmp_path), str(tmp_path)
+    if place == "store":
+        path = store.copy(tmp_path, tmp_path.name)
+        packed = f"{path}-packed"
 
-    done = pack(cast(SparkSession, _Cluster()), path, storage=store.options)
+    done = run_pack(store, path, packed if place == "store" else None)
 
     assert [(one.queue, one.items) for one in done] == [("jobs~~delayed", 1)]
-    [journal] = list_files(at(store, tmp_path.name) if place == "store" else path, delayed=True)
+    [journal] = list_files(located(packed, store.options), delayed=True)
     assert journal.size == done[0].after < len(gone + waits)

@@ -94,7 +94,7 @@ def test_file_urls_are_paths(written: str, path: str) -> None:
     assert journal_write_path({"path": written}) == path
 
 
-@pytest.mark.parametrize("url", ["s3a://bucket/spool", "hdfs:///spool", "file://host/spool"])
+@pytest.mark.parametrize("url", ["s3n://bucket/spool", "hdfs:///spool", "file://host/spool"])
 def test_other_urls_are_refused(url: str) -> None:
     """The error says which are allowed."""
     with pytest.raises(ConfigError, match=r"option 'path': '.*' is not allowed: it must be a "):

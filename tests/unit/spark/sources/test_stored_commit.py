@@ -1,9 +1,7 @@
 """Commit of a write to a store: a crash behind any step leaves each queue as it was or shall be."""
 
 import os
-import random
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,14 +12,16 @@ from pyarrow import fs
 
 from kestrelmq.disk import write_directories
 from kestrelmq.disk.write_directories import WRITE_MARK, WriteOwner
-from kestrelmq.errors import JournalError, QueuePathLocked
-from kestrelmq.format.notes import deliveries_note
-from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, StateDump, encode
+from kestrelmq.errors import JournalError
+from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, encode
 from kestrelmq.spark import storage
-from kestrelmq.spark.sources import stored_writes
 from kestrelmq.spark.sources.journal_parts import JournalPart
-from kestrelmq.spark.sources.stored_commit import StoredJournalCommit
-from kestrelmq.spark.sources.stored_writes import CommitTurn, begin, check_begun, remove_abandoned
+from kestrelmq.spark.sources.stored_commit import (
+    StoredJournalCommit,
+    files_found,
+    new_directory,
+    remove_abandoned,
+)
 from kestrelmq.spark.storage import Location, located
 from tests.spark.spools import NOW, adds, load, write
 from tests.support.object_store import BUCKET, ObjectStore
@@ -87,7 +87,6 @@ def renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RenamingStore:
         move(self, target)
 
     monkeypatch.setattr(Location, "move", move_alone)
-    monkeypatch.delattr(Location, "copy")
     return RenamingStore(root)
 
 
@@ -95,21 +94,10 @@ def nothing(spool: Path) -> None:
     """Leave the queue path empty."""
 
 
-def rotated_and_current(spool: Path) -> None:
+def rotated(spool: Path) -> None:
     """Items that wait, that are open, and that are gone, in several files."""
     write(spool / "q.5", [*adds([b"gone", b"open", b"old1"]), Remove(), RemoveTentative()])
-    write(spool / "q.6", adds([b"old2", b"also gone"]))
-    write(spool / "q", [Remove(), *adds([b"old3"]), RemoveTentative()])
-
-
-def only_rotated(spool: Path) -> None:
-    """A file of an earlier write."""
-    write(spool / "q.5", adds([b"old1"]))
-
-
-def only_current(spool: Path) -> None:
-    """A file of a server."""
-    write(spool / "q", adds([b"old1"]))
+    write(spool / "q.6", [*adds([b"old2", b"also gone"]), Remove()])
 
 
 def a_pack_to_clean_up(spool: Path) -> None:
@@ -136,7 +124,7 @@ def items(store: ObjectStore | RenamingStore, path: str, scratch: Path) -> list[
     return [item.data for item in load(scratch).get("q", [])] if scratch.exists() else []
 
 
-BEFORE = [nothing, rotated_and_current, only_rotated, only_current, a_pack_to_clean_up]
+BEFORE = [nothing, rotated, a_pack_to_clean_up]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -188,7 +176,7 @@ def crash_behind_each_step(
     wanted = new if overwrite else [*old, *new]
 
     def commit(path: str, now: int, crash_behind: int) -> None:
-        work = begin(at(store, path), ELSEWHERE)
+        work = new_directory(at(store, path), ELSEWHERE)
         steps = count()
 
         def reached(step: str) -> None:
@@ -198,7 +186,7 @@ def crash_behind_each_step(
 
         commit = StoredJournalCommit(work, now, overwrite=overwrite, reached=reached)
         try:
-            commit.run({"q": upload_parts(work, contents)})
+            commit.run({"q": upload_parts(work, contents)}, files_found(work.parent))
         finally:
             work.delete_tree()
 
@@ -229,130 +217,50 @@ def test_dead_files_of_other_queues_go_too(store: ObjectStore, tmp_path: Path) -
     write(tmp_path / "other.7", adds([b"dead"]))
     write(tmp_path / "other.8.pack", adds([b"kept"]))
     store.copy(tmp_path, tmp_path.name)
-    work = begin(at(store, tmp_path.name), ELSEWHERE)
+    work = new_directory(at(store, tmp_path.name), ELSEWHERE)
 
-    StoredJournalCommit(work, NOW, overwrite=False).run({"q": upload_parts(work, [adds([b"1"])])})
+    parts = {"q": upload_parts(work, [adds([b"1"])])}
+    StoredJournalCommit(work, NOW, overwrite=False).run(parts, files_found(work.parent))
     work.delete_tree()
 
     assert store.names(tmp_path.name) == ["other.8", f"q.{NOW}"]
     assert store.get(f"{tmp_path.name}/other.8") == b"".join(map(encode, adds([b"kept"])))
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
-    ("tail", "problem"),
+    ("name", "tail", "problem"),
     [
-        (encode(AddX(NOW, 0, b"torn"))[:-1], "the last record is cut short at byte 24"),
-        (encode(StateDump(5, 0)), "a STATE_DUMP or part of a note at its end: pack the queue path"),
-        (
-            deliveries_note(3, 0)[:-5],
-            "a STATE_DUMP or part of a note at its end: pack the queue path",
-        ),
-        (b"\xff", "at byte 24"),
+        ("q.5", encode(AddX(NOW, 0, b"torn"))[:-1], "the last record is cut short at byte 24"),
+        ("q.5", b"\xff", "at byte 24"),
+        ("q", b"", "is a server's: .* pack the queue path to another place first"),
     ],
 )
-def test_nothing_is_put_behind_an_end_that_is_not_one(
-    store: ObjectStore, tmp_path: Path, tail: bytes, problem: str
+def test_what_cannot_be_changed_stays_as_it_is(
+    store: ObjectStore,
+    tmp_path: Path,
+    name: str,
+    tail: bytes,
+    problem: str,
+    overwrite: bool,  # noqa: FBT001
 ) -> None:
-    """It would be lost, or be damage; nothing is changed."""
-    write(tmp_path / "q", adds([b"old"]), tail=tail)
+    """Behind an end that is not one, items would be lost; what is overwritten may have any."""
+    write(tmp_path / name, adds([b"old"]), tail=tail)
     store.copy(tmp_path, tmp_path.name)
-    work = begin(at(store, tmp_path.name), ELSEWHERE)
+    work = new_directory(at(store, tmp_path.name), ELSEWHERE)
+    parts = {"q": upload_parts(work, [adds([b"new"])])}
+    commit = StoredJournalCommit(work, NOW, overwrite=overwrite)
 
+    if overwrite and name != "q":
+        commit.run(parts, files_found(work.parent))
+        assert items(store, tmp_path.name, tmp_path / "after") == [b"new"]
+        return
     with pytest.raises(JournalError, match=f"s3://bucket/.*/q.*{problem}"):
-        StoredJournalCommit(work, NOW, overwrite=False).run(
-            {"q": upload_parts(work, [adds([b"new"])])}
-        )
+        commit.run(parts, files_found(work.parent))
     work.delete_tree()
 
-    assert store.names(tmp_path.name) == ["q"]
-    assert store.get(f"{tmp_path.name}/q") == (tmp_path / "q").read_bytes()
-
-
-def test_one_write_commits_at_a_time(store: ObjectStore, tmp_path: Path) -> None:
-    """Who sees another one waits, and leaves no mark; the error says what to delete."""
-    path = at(store, tmp_path.name)
-    first, second = (begin(path, HERE) for _ in range(2))
-    turn = CommitTurn(first)
-    turn.acquire()
-
-    with pytest.raises(QueuePathLocked, match=f"delete {first}"):
-        CommitTurn(second, patience=0).acquire()
-    assert store.names(f"{tmp_path.name}/{second.name}") == ["begun"]
-    waiting = CommitTurn(second, pause=turn.release)
-    waiting.acquire()
-    waiting.check()
-    assert store.names(f"{tmp_path.name}/{first.name}") == ["begun"]
-    waiting.release()
-
-
-def test_a_turn_without_room_for_its_thread_leaves_no_mark(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would hold up the others until they take the write for dead."""
-    work = begin(at(store, tmp_path.name), HERE)
-    turn = CommitTurn(work)
-
-    def no_room() -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(turn._keeper, "start", no_room)
-    with pytest.raises(RuntimeError):
-        turn.acquire()
-    assert store.names(f"{tmp_path.name}/{work.name}") == ["begun"]
-
-
-def test_no_two_have_their_turn_at_once(store: ObjectStore, tmp_path: Path) -> None:
-    """Of several that want it at the same time; each gets it."""
-    path = at(store, tmp_path.name)
-    active: list[str] = []
-    most: list[int] = []
-
-    def commits(work: Location) -> None:
-        turn = CommitTurn(work, pause=lambda: time.sleep(random.uniform(0, 0.1)))
-        turn.acquire()
-        active.append(work.name)
-        turn.check()
-        most.append(len(active))
-        active.remove(work.name)
-        turn.release()
-        work.delete_tree()
-
-    storage.in_parallel(commits, [begin(path, HERE) for _ in range(4)])
-    assert most == [1] * 4
-
-
-def test_a_driver_that_ended_has_no_turn(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of this machine at once; another when its mark is old, and it finds that out."""
-    path = at(store, tmp_path.name)
-    ended, elsewhere, mine = (begin(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
-    (ended / "committing").write(b"")
-    turn = CommitTurn(mine)
-    turn.acquire()
-    turn.release()
-    assert ended.name not in store.names(tmp_path.name)
-    suspended = CommitTurn(elsewhere)
-    suspended.acquire()
-    monkeypatch.setattr(stored_writes, "_LONGEST_SILENCE", -1.0)
-    again = CommitTurn(mine)
-    again.acquire()
-    with pytest.raises(JournalError, match=f"{elsewhere} is gone"):
-        suspended.check()
-    again.check()
-    again.release()
-    suspended.release()
-
-
-def test_what_a_late_task_left_goes(store: ObjectStore, tmp_path: Path) -> None:
-    """Although the process of the write, which has failed, still runs and writes again."""
-    path = at(store, tmp_path.name)
-    failed, mine = begin(path, HERE), begin(path, HERE)
-    failed.delete_tree()
-    (failed / "part").write(b"x")
-    (mine / "part").write(b"x")
-    remove_abandoned(path)
-    assert store.names(tmp_path.name) == [mine.name]
+    assert store.names(tmp_path.name) == [name]
+    assert store.get(f"{tmp_path.name}/{name}") == (tmp_path / name).read_bytes()
 
 
 def test_what_killed_writes_left_goes(
@@ -360,14 +268,12 @@ def test_what_killed_writes_left_goes(
 ) -> None:
     """If the process has ended, or nothing has changed for a day; a running one is left alone."""
     path = at(store, tmp_path.name)
-    _, elsewhere, mine = (begin(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
-    (path / f"{WRITE_MARK}unknown" / "part").write(b"x")
+    ended, elsewhere, mine = (new_directory(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
+    for work in (ended, elsewhere, mine, path / f"{WRITE_MARK}unknown"):
+        (work / "part").write(b"x")
     remove_abandoned(path)
     assert store.names(tmp_path.name) == sorted([elsewhere.name, mine.name])
     monkeypatch.setattr(write_directories, "_LONGEST_SILENCE", -1)
     remove_abandoned(path)
     assert store.names(tmp_path.name) == [mine.name]
-    check_begun(mine)
-    with pytest.raises(JournalError, match="is gone"):
-        check_begun(elsewhere)
     remove_abandoned(at(store, f"{tmp_path.name}/nowhere"))
