@@ -76,7 +76,7 @@ def test_delayed_items_are_rows_if_asked_for(
 
 
 def test_a_large_queue_with_delayed_items_is_planned(spark: SparkSession, tmp_path: Path) -> None:
-    """Positions go on behind the items in line, also if a Spark job planned those."""
+    """Positions go on behind the items in line, also if those are of several files."""
     spool = delayed_spool(tmp_path)
     write(spool / "jobs.1", adds([b"%d" % number for number in range(100)]))
     rows = read_queues(spark, str(spool), delayed=True, direct_bytes=1)

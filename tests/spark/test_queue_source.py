@@ -32,20 +32,10 @@ def test_random_spools_are_as_a_server_loads_them(
     expected = {queue: items for queue, items in load(tmp_path).items() if items}
 
     direct = contents(spark.read.format("kestrel.queue").load(str(tmp_path)))
-    planned_by_job = contents(read_queues(spark, str(tmp_path), direct_bytes=1))
+    planned = contents(read_queues(spark, str(tmp_path), direct_bytes=1))
 
     assert direct == expected
-    assert planned_by_job == expected
-
-
-def test_the_source_plans_large_queues_by_itself(spark: SparkSession, tmp_path: Path) -> None:
-    """Without a job, a pool of processes on the driver's machine summarises the files."""
-    random_spool(random.Random(77), tmp_path, 6)
-    expected = {queue: items for queue, items in load(tmp_path).items() if items}
-
-    rows = spark.read.format("kestrel.queue").option("directBytes", "1").load(str(tmp_path))
-
-    assert contents(rows) == expected
+    assert planned == expected
 
 
 def test_open_reads_go_back_to_the_head_by_xid(spark: SparkSession, tmp_path: Path) -> None:

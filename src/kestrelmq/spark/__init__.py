@@ -28,9 +28,8 @@ def register(spark: "SparkSession") -> None:
     from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.sources.trace_source import TraceSource  # noqa: PLC0415 # needs Spark
 
-    for source in (JournalSource, QueueSource, KestrelSource, TraceSource):
+    for source in (JournalSource, QueueSource, KestrelSource):
         spark.dataSource.register(source)
     zone = spark.conf.get(_ZONE)
     if zone is not None:

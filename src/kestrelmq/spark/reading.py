@@ -1,35 +1,31 @@
 """Read and write journals, and tables of items, from a program that has a Spark session.
 
 These functions use the data sources as `spark.read` and `df.write` do, and add what those cannot
-do: request only the needed columns, push filters down, plan with a Spark job, sort rows before
-they are written.
+do: request only the needed columns, push filters down, sort rows before they are written.
 
 Tables are Spark's: of any format, and at any path, that the session can read and write.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, Literal, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeVar
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kestrelmq.spark.plan.delayed_items import list_with_delayed
 from kestrelmq.spark.plan.filesystems import LOCAL, JournalPath, is_pattern
-from kestrelmq.spark.plan.read_plans import (
-    SummariseFiles,
-    replay_in_parallel,
-    summarise,
-)
-from kestrelmq.spark.plan.spool import to_text
+from kestrelmq.spark.plan.read_plans import SummariseFiles, summarise
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
 from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_writer import check_not_served
-from kestrelmq.spark.sources.queue_source import QUEUE_FORMAT, queue_columns, split_by_size
-from kestrelmq.spark.sources.tables import SPOOL_COLUMN, with_spool
+from kestrelmq.spark.sources.queue_source import QUEUE_FORMAT, queue_columns
+from kestrelmq.spark.sources.tables import SPOOL_COLUMN
 from kestrelmq.spark.storage import Location, located, scheme_of
 
 A = TypeVar("A")
@@ -65,8 +61,9 @@ def read_journals(
     """
     path = located(path, storage)
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
-    schema = _pick(JOURNAL_SCHEMA, path, columns)
-    reader = spark.read.format(JOURNAL_FORMAT).schema(schema)
+    reader = spark.read.format(JOURNAL_FORMAT)
+    if columns is not None:
+        reader = reader.schema(_pick(JOURNAL_SCHEMA, columns))
     return _load(reader.option("mode", mode).option("pushdown", pushdown), path)
 
 
@@ -81,28 +78,18 @@ def read_queues(
 ) -> DataFrame:
     """Return what is in the queues of `path` now.
 
-    The tasks that read small queues also replay them. If a queue has several files with more than
-    `direct_bytes` together, a Spark job first plans all queues, file by file.
-
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
-        direct_bytes: the size above which a queue is planned first.
+        direct_bytes: the size above which the files of a queue are summarised first, in parallel.
         delayed: whether delayed items are rows, too; then there is a column `due`.
         storage: options of the store that the path is in.
     """
     path = located(path, storage)
-    files, later = list_with_delayed(path, delayed=delayed)
-    table = queue_columns(delayed=delayed)
-    reader = spark.read.format(QUEUE_FORMAT).schema(_pick(table, path, columns))
-    reader = reader.option("delayed", str(delayed))
-    small, large = split_by_size(files, direct_bytes)
-    if large:
-        replayed = replay_in_parallel([*small, *large], summarise_on(spark))
-        plans = [plan for queue in replayed for plan in queue.plans()]
-        reader = reader.option("planned", to_text(plans))
-        reader = reader.option("plannedDelayed", to_text(later))
+    reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed))
+    if columns is not None:
+        reader = reader.schema(_pick(queue_columns(delayed=delayed), columns))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
 
 
@@ -113,10 +100,36 @@ def summarise_on(spark: SparkSession) -> SummariseFiles:
 
 def map_on(spark: SparkSession, work: Callable[[A], B], things: Sequence[A]) -> list[B]:
     """Apply `work` to each of `things` in a Spark job; return the results in order."""
-    if not things:
-        return []
-    slices = min(len(things), max(spark.sparkContext.defaultParallelism * 4, 1))
-    return spark.sparkContext.parallelize(things, slices).map(work).collect()
+
+    def batches(place: int, thing: A) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([[place], [pickle.dumps(work(thing))]], ["place", "result"])
+
+    rows = rows_on(spark, batches, things, "place long, result binary").collect()
+    return [pickle.loads(row.result) for row in sorted(rows, key=attrgetter("place"))]  # noqa: S301 # as below
+
+
+def rows_on(
+    spark: SparkSession,
+    work: Callable[[int, A], Iterable[pa.RecordBatch]],
+    things: Sequence[A],
+    schema: StructType | str,
+) -> DataFrame:
+    """Return the rows that `work` makes of the place of each of `things`, and of the thing."""
+
+    class Run:
+        """The tasks' part; `mapInArrow` would need pandas."""
+
+        def eval(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+            """Yield the rows of some things."""
+            for row in batch.to_pylist():
+                yield from work(row["place"], pickle.loads(row["thing"]))  # noqa: S301 # ours
+
+    pickled = [(place, pickle.dumps(thing)) for place, thing in enumerate(things)]
+    tasks = min(len(things), int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    table = spark.createDataFrame(pickled, "place long, thing binary").repartition(max(tasks, 1))
+    run: Any = f.arrow_udtf(Run, returnType=schema)
+    made: DataFrame = run(table.asTable())
+    return made
 
 
 def write_journals(
@@ -232,9 +245,7 @@ def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:
     return reader.load(str(path))
 
 
-def _pick(table: StructType, path: JournalPath, columns: Sequence[str] | None) -> StructType:
-    if columns is None:
-        return with_spool(table, path)
+def _pick(table: StructType, columns: Sequence[str]) -> StructType:
     schema = StructType([*table, *SPOOL_COLUMN])
     unknown = [name for name in columns if name not in schema.names]
     if unknown:

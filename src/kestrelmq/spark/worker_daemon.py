@@ -21,7 +21,6 @@ _NEEDED: Final = (
     "kestrelmq.spark.sources.journal_source",
     "kestrelmq.spark.live.source",
     "kestrelmq.spark.sources.queue_source",
-    "kestrelmq.spark.sources.trace_source",
 )
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads: in a forked process they would not run."""

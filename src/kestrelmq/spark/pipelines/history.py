@@ -21,21 +21,23 @@ files makes no difference.
 Packing drops history: items that were gone before a journal was packed are not in it any more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark.plan import item_history
+from kestrelmq.spark.plan import columns, item_history
 from kestrelmq.spark.plan.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.read_plans import ReplayedQueue, replay_in_parallel
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import by_queue
 from kestrelmq.spark.plan.summarising import Fate
-from kestrelmq.spark.reading import map_on, summarise_on
-from kestrelmq.spark.sources.trace_source import trace
+from kestrelmq.spark.reading import map_on, rows_on, summarise_on
+from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
 from kestrelmq.spark.storage import located
 
 _KEY = ["spool", "queue", "ordinal"]
@@ -75,8 +77,11 @@ def history(
         )
     ]
 
-    added = trace(spark, trace_tasks, "items with data" if with_data else "items")
-    item_events = trace(spark, trace_tasks, "events").union(_finished(spark, replayed))
+    read = partial(item_history.items, with_data=with_data, rows=DEFAULT_BATCH_ROWS)
+    added = _traced(spark, trace_tasks, read, item_history.ITEM_SCHEMA)
+    item_events = _traced(
+        spark, trace_tasks, item_history.item_events, item_history.EVENT_SCHEMA
+    ).union(_finished(spark, replayed))
     joined = added.join(_by_item(item_events), _KEY, "left").join(
         _open_items(spark, replayed), _KEY, "left"
     )
@@ -133,6 +138,20 @@ def _with_delayed(
     )
     own = items.join(f.broadcast(journals), ["spool", "queue"], "left_anti")
     return own.unionByName(waiting.select(*own.columns))
+
+
+def _traced(
+    spark: SparkSession,
+    tasks: Sequence[item_history.TraceTask],
+    read: Callable[[item_history.TraceTask], Iterator[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """Return the rows that `read` makes of each file."""
+
+    def work(_place: int, task: item_history.TraceTask) -> Iterator[pa.RecordBatch]:
+        return columns.coalesce(read(task), DEFAULT_BATCH_ROWS)
+
+    return rows_on(spark, work, tasks, from_arrow_schema(schema))
 
 
 def _adds(end: ReplayState | None) -> int:

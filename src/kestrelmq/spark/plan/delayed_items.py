@@ -6,8 +6,6 @@ record there first, and leaves the other journal afterwards. So that one is list
 both listings has joined, and no item is in neither.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kestrelmq.format.names import master_of_delayed
@@ -113,21 +111,3 @@ def joined_ordinals(journal: DelayedJournal, end: ReplayState) -> list[int]:
 def _joined(journal: DelayedJournal, held: Replay) -> Replay:
     """Return the queue, which says which of the items that are held have joined it."""
     return replay_noted(journal.master, MEMORY_LIMIT, held.open)
-
-
-def delayed_from_text(text: str, storage: Mapping[str, str]) -> list[DelayedJournal]:
-    """Return the journals that `to_text` turned into `text`; `storage` are storage options.
-
-    Raises:
-        ValueError: `text` is not from there.
-    """
-    try:
-        return [
-            DelayedJournal(
-                tuple(SpoolFile.of(file, storage) for file in one["files"]),
-                tuple(SpoolFile.of(file, storage) for file in one["master"]),
-            )
-            for one in json.loads(text)
-        ]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("a listing that kestrelmq.spark made") from error

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from kestrelmq.format.records import CONTINUE
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.scanning import Chunk, FileView, record_run
+from kestrelmq.spark.plan.scanning import Chunk, FileView
 from kestrelmq.spark.plan.segments import ReplayState
 from kestrelmq.spark.plan.spool import SpoolFile
-from kestrelmq.spark.plan.summarising import Fate, RecordRun, Summariser
+from kestrelmq.spark.plan.summarising import Fate, RecordRun, Summariser, record_run
 
 ITEM_SCHEMA: Final = pa.schema(
     [

@@ -5,8 +5,7 @@ A plan has no item data; `live_items` reads it. The caller passes in how files a
 are folded in this process.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.scanning import Chunk, FileView, record_run
+from kestrelmq.spark.plan.scanning import Chunk, FileView
 from kestrelmq.spark.plan.segments import (
     EMPTY_START,
     ReplayState,
@@ -26,7 +25,7 @@ from kestrelmq.spark.plan.segments import (
     replay,
 )
 from kestrelmq.spark.plan.spool import SpoolFile
-from kestrelmq.spark.plan.summarising import Summariser
+from kestrelmq.spark.plan.summarising import Summariser, record_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,30 +180,6 @@ def _summarise_again(
                 tasks.append(SummaryTask(files[place], None, last_xid))
     for (queue, place), segment in zip(places, run(tasks) if tasks else [], strict=True):
         summaries[queue][place] = segment
-
-
-def from_text(text: str, storage: Mapping[str, str]) -> list[FileReadPlan]:
-    """Return the plans that `to_text` turned into `text`; `storage` are storage options.
-
-    Raises:
-        ValueError: `text` is not from `to_text`.
-    """
-    try:
-        return [_plan_from(plan, storage) for plan in json.loads(text)]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("a plan that kestrelmq.spark made") from error
-
-
-def _plan_from(plan: "dict[str, object]", storage: Mapping[str, str]) -> FileReadPlan:
-    file = plan.pop("file")
-    exceptions = plan.pop("exceptions")
-    if not isinstance(file, dict) or not isinstance(exceptions, dict):
-        raise TypeError("no plan")
-    return FileReadPlan(
-        file=SpoolFile.of(file, storage),
-        exceptions={int(item): (place, xid) for item, (place, xid) in exceptions.items()},
-        **plan,  # type: ignore[arg-type] # the constructor checks the names
-    )
 
 
 def live_items(plan: FileReadPlan) -> Iterator[tuple[FileView, Chunk, NDArray[np.int64]]]:

@@ -1,6 +1,6 @@
-"""Read journal files with numpy: chunks of whole records, header fields as arrays, events.
+"""Read journal files with numpy: chunks of whole records, header fields as arrays.
 
-`boundaries` finds the records; everything else is done for a whole chunk at once.
+`journal.walk` finds the records, as for a server; all else is done for a whole chunk at once.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,10 @@ from kestrelmq.format.records import (
     ADD_XID,
     ADDX,
     CONTINUE,
-    REMOVE,
-    REMOVE_TENTATIVE,
     STATE_DUMP_SIZE,
     Buffer,
 )
-from kestrelmq.journal.walk import EndKind, Walk
-from kestrelmq.spark.plan.boundaries import boundaries
-from kestrelmq.spark.plan.summarising import RecordRun
+from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
 
 CHUNK: Final = 16 << 20
 """Bytes scanned at once; a longer record is still read whole."""
@@ -143,27 +139,22 @@ Found = tuple[list[NDArray[np.int64]], int]
 def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found, int]:
     """Find records, as `journal.walk.Walk` needs it."""
     starts: list[NDArray[np.int64]] = []
-    try:
-        stopped = boundaries(buffer, position, end, starts, more=more)
-    except DamagedJournal as damage:
-        stopped = damage.position
-    return (starts, stopped), stopped
+    while position < end:
+        reach = min(end, position + WINDOW)
+        found, stopped = find_records(buffer, position, reach, more=more or reach < end)
+        if stopped == position and reach < end:  # perhaps one record is longer than the window
+            found, stopped = find_records(buffer, position, end, more=more)
+        if stopped == position:
+            break
+        run = found.starts
+        starts.append(
+            np.arange(run.start, run.stop, run.step)
+            if isinstance(run, range)
+            else np.array(run, dtype=np.int64)
+        )
+        position = stopped
+    return (starts, position), position
 
 
 def _step(_position: int) -> int:
     return CHUNK
-
-
-def record_run(view: FileView, chunk: Chunk) -> RecordRun:
-    """Return the operations of the records of `chunk`."""
-    adds = chunk.adds
-    indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
-    if chunk.is_state_dump:
-        indexes = indexes[:0]
-    kinds = chunk.opcodes[indexes]
-    xids = np.zeros(len(indexes), dtype=np.int32)
-    has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
-    xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
-    adds_so_far = np.cumsum(adds)
-    before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
-    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)

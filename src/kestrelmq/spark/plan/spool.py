@@ -5,13 +5,12 @@ in a store. A path that exists under exactly that name is not a glob, whatever c
 Sizes are those at the time of the listing: what is appended later belongs to the next listing.
 """
 
-import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from kestrelmq.errors import ConfigError, JournalError
@@ -30,7 +29,7 @@ from kestrelmq.spark.plan.filesystems import (
     is_pattern,
     tree_of,
 )
-from kestrelmq.spark.storage import Location, local_path, located, scheme_of
+from kestrelmq.spark.storage import Location, local_path, scheme_of
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -77,12 +76,6 @@ class SpoolFile:
         """Whether it was the current file of its queue, which a server may append to or cut."""
         name = parse_name(self.name_in_spool)
         return name is None or name.timestamp is None
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], storage: Mapping[str, str]) -> "SpoolFile":
-        """Return the file that `to_text` has described by `fields`; `storage` are its options."""
-        found = located(fields["path"], storage)
-        return cls(**fields, location=found if isinstance(found, Location) else None)
 
     @property
     def cost(self) -> int:
@@ -132,15 +125,6 @@ class Following:
 
     queues: dict[QueueKey, tuple[FollowedFile, ...]]
     missing: frozenset[str]
-
-
-def to_text(things: Iterable[Any]) -> str:
-    """Return dataclasses that have files as JSON, without storage options, which may be secret."""
-    return json.dumps([asdict(thing, dict_factory=_without_location) for thing in things])
-
-
-def _without_location(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in fields if name != "location"}
 
 
 def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile]:

@@ -15,8 +15,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.format.records import ADD_XID, REMOVE
+from kestrelmq.format.records import ADD_XID, REMOVE, REMOVE_TENTATIVE
 from kestrelmq.journal.replay import CounterXids, apply
+from kestrelmq.spark.plan.scanning import Chunk, FileView
 from kestrelmq.spark.plan.segments import (
     SAME_XIDS,
     RunSet,
@@ -41,6 +42,21 @@ class RecordRun:
     xids: NDArray[np.int32]
     adds_before: NDArray[np.int64]
     adds: int
+
+
+def record_run(view: FileView, chunk: Chunk) -> RecordRun:
+    """Return the operations of the records of `chunk`."""
+    adds = chunk.adds
+    indexes = np.flatnonzero(~adds | (chunk.opcodes == ADD_XID) | chunk.continues)
+    if chunk.is_state_dump:
+        indexes = indexes[:0]
+    kinds = chunk.opcodes[indexes]
+    xids = np.zeros(len(indexes), dtype=np.int32)
+    has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
+    xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
+    adds_so_far = np.cumsum(adds)
+    before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
+    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)
 
 
 class Fate(IntEnum):

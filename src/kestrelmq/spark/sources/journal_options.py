@@ -87,19 +87,14 @@ class QueueReadOptions:
         batch_rows: maximum number of items in an Arrow batch.
         direct_bytes: one task replays a queue whose journal is one file or at most this large; any
             other queue is planned first, its files in parallel.
-        planned: a plan that a Spark job made, as text (`spool.to_text`); None makes the plan
-            where Spark plans the source.
         delayed: whether delayed items are rows, too.
-        planned_delayed: the journals of delayed items that belong to the plan, as text, too.
     """
 
     path: JournalPath
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
     direct_bytes: int = DEFAULT_DIRECT_BYTES
-    planned: str | None = None
     delayed: bool = False
-    planned_delayed: str | None = None
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
@@ -193,9 +188,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
-            planned=options.take("planned", None, str),
             delayed=options.take("delayed", False, a_boolean),
-            planned_delayed=options.take("plannedDelayed", None, str),
         )
     )
 

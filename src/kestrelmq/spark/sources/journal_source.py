@@ -25,7 +25,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.plan.dividing import divide_by_cost, divided
 from kestrelmq.spark.plan.opening import open_view
 from kestrelmq.spark.plan.spool import SpoolFile, list_files
 from kestrelmq.spark.sources.journal_options import (
@@ -38,11 +37,14 @@ from kestrelmq.spark.sources.journal_options import (
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA, RowMaker
 from kestrelmq.spark.sources.journal_stream import SEQUENCE_COLUMN, JournalStreamReader
 from kestrelmq.spark.sources.journal_writer import JournalWriter
-from kestrelmq.spark.sources.tables import SPOOL_COLUMN, TableSource, with_spool
+from kestrelmq.spark.sources.tables import (
+    SPOOL_COLUMN,
+    TableSource,
+    divide_by_cost,
+    with_spool,
+)
 
 JOURNAL_FORMAT: Final = "kestrel.journal"
-ENOUGH_TASKS: Final = 4
-"""With so many tasks, large files are not divided: to plan that, each is looked through."""
 _PUSHED: Final = frozenset({"queue", "file", "operation"})
 
 
@@ -99,11 +101,7 @@ class JournalSourceReader(DataSourceReader):
             for file in list_files(self._options.path)
             if self._allows("queue", file.queue) and self._allows("file", file.name)
         ]
-        room = self._options.partition_bytes
-        shared = divide_by_cost(files, lambda file: file.cost, room)
-        if len(shared) < ENOUGH_TASKS:
-            parts = (part for file in files for part in divided(file, room))
-            shared = divide_by_cost(parts, lambda part: part.cost, room)
+        shared = divide_by_cost(files, lambda file: file.cost, self._options.partition_bytes)
         return [JournalPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,7 @@ Delayed items are rows only on request, because no reader gets them yet: without
 what a server would hand out. They come after the items in line, by the times at which they are due.
 
 Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
-driver's machine summarises the files; `reading.read_queues` plans with a Spark job instead.
+driver's machine summarises the files.
 """
 
 import multiprocessing
@@ -31,20 +31,16 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kestrelmq.errors import ConfigError
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark.plan import columns
 from kestrelmq.spark.plan.delayed_items import (
     DelayedJournal,
-    delayed_from_text,
     delayed_items,
     list_with_delayed,
 )
-from kestrelmq.spark.plan.dividing import divide_by_cost
 from kestrelmq.spark.plan.read_plans import (
     FileReadPlan,
     SummaryTask,
-    from_text,
     live_items,
     replay_in_order,
     replay_in_parallel,
@@ -59,10 +55,10 @@ from kestrelmq.spark.sources.tables import (
     ColumnMakers,
     TableSource,
     arrow_schema,
+    divide_by_cost,
     rows,
     with_spool,
 )
-from kestrelmq.spark.storage import Location
 
 QUEUE_FORMAT: Final = "kestrel.queue"
 QUEUE_SCHEMA: Final = StructType(
@@ -123,15 +119,6 @@ class QueueSourceReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Divide small queues, and the files with live items of large ones, into partitions."""
         options = self._options
-        if options.planned is not None:
-            path = options.path
-            storage = dict(path.options) if isinstance(path, Location) else {}
-            try:
-                found = from_text(options.planned, storage)
-                delayed = delayed_from_text(options.planned_delayed or "[]", storage)
-            except ValueError as error:
-                raise ConfigError(f"option 'planned' must be {error}") from None
-            return [*self._planned(found), *self._delayed(delayed)]
         files, delayed = list_with_delayed(options.path, delayed=options.delayed)
         small, large = split_by_size(files, options.direct_bytes)
         plans = [

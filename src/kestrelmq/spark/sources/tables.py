@@ -1,7 +1,7 @@
 """Common code of the data sources: a fixed table, of which a reader may request some columns."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import ClassVar, Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import ClassVar, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
@@ -12,6 +12,7 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.spool import list_files
 
+Thing = TypeVar("Thing")
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
 """How to make each column; only the requested columns are made."""
 
@@ -102,3 +103,19 @@ def rows(asked: pa.Schema, makers: ColumnMakers) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [makers[name.lower()]() for name in asked.names], schema=asked
     )
+
+
+def divide_by_cost(
+    things: Iterable[Thing], cost: Callable[[Thing], int], room: int
+) -> list[list[Thing]]:
+    """Divide `things`, in order, into shares that cost at most `room` or hold a single thing."""
+    found: list[list[Thing]] = []
+    left = 0
+    for thing in things:
+        price = cost(thing)
+        if price > left or not found:
+            found.append([])
+            left = room
+        found[-1].append(thing)
+        left -= price
+    return found

@@ -26,7 +26,7 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.format.scanning import scan
 from kestrelmq.journal.replay import Replay
-from kestrelmq.spark.plan.scanning import FileView, record_run
+from kestrelmq.spark.plan.scanning import FileView
 from kestrelmq.spark.plan.segments import (
     EMPTY_START,
     LiveItems,
@@ -38,7 +38,7 @@ from kestrelmq.spark.plan.segments import (
     replay,
     xid_of,
 )
-from kestrelmq.spark.plan.summarising import Fate, Summariser
+from kestrelmq.spark.plan.summarising import Fate, Summariser, record_run
 from tests.support.examples import examples
 
 EXAMPLES = examples(600)

@@ -9,12 +9,12 @@ import pytest
 
 from kestrelmq.errors import ConfigError, JournalError, StorageError
 from kestrelmq.format.records import AddX, encode
-from kestrelmq.spark.plan import delayed_items, read_plans
+from kestrelmq.spark.plan import delayed_items
 from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.plan.noted_replay import finished_reads
 from kestrelmq.spark.plan.opening import ENDS, open_copy, open_view
 from kestrelmq.spark.plan.read_plans import live_items, replay_in_order
-from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files, to_text
+from kestrelmq.spark.plan.spool import SpoolFile, by_queue, check_apart, list_files
 from kestrelmq.spark.plan.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.storage import Location, located
 from tests.spark.spools import NOW, adds, random_spool
@@ -71,17 +71,15 @@ def test_a_spool_is_listed_as_on_a_disk(spool: tuple[Path, Location], *, delayed
 
 
 def test_queues_in_a_store_hold_what_those_on_a_disk_hold(spool: tuple[Path, Location]) -> None:
-    """Item for item, by a plan that was a text in between, which has no secret."""
+    """Item for item, by a plan that shows no secret."""
     local, stored = spool
 
     def replayed(place: JournalPath) -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []
         for files in by_queue(list_files(place)):
             plans = replay_in_order(files).plans()
-            text = to_text(plans)
-            assert SECRET_KEY not in f"{text}{plans}"
-            options = dict(stored.options) if place is stored else {}
-            for plan in read_plans.from_text(text, options):
+            assert SECRET_KEY not in f"{plans}"
+            for plan in plans:
                 for view, items, ordinals in live_items(plan):
                     starts = zip(items.starts.tolist(), items.ends.tolist(), strict=True)
                     bytes_ = [view.bytes[begin:end].tobytes() for begin, end in starts]
@@ -326,9 +324,6 @@ def test_delayed_items_and_finished_reads_need_the_notes(
     assert [delayed_items.delayed_items(one) for one in there] == [
         delayed_items.delayed_items(one) for one in here
     ]
-    text = to_text(there)
-    assert SECRET_KEY not in text
-    assert delayed_items.delayed_from_text(text, dict(place.options)) == there
     assert [finished_reads(files) for files in by_queue(stored)] == [
         finished_reads(files) for files in by_queue(own)
     ]
