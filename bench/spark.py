@@ -27,18 +27,18 @@ from pyspark.sql import functions as f
 from kestrelmq.format.records import REMOVE_RECORD, item
 from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.plan import columns
-from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.read_plans import replay_in_order
-from kestrelmq.spark.plan.spool import by_queue, list_files
 from kestrelmq.spark.reading import read_journals, read_queues
+from kestrelmq.spark.replay.read_plans import replay_in_order
 from kestrelmq.spark.session import local_session
-from kestrelmq.spark.sources.encoding import encode
+from kestrelmq.spark.sinks.encoding import encode
+from kestrelmq.spark.sinks.journal_parts import PartWriter
+from kestrelmq.spark.sources.journal import JournalSourceReader
 from kestrelmq.spark.sources.journal_options import JournalReadOptions, QueueReadOptions
-from kestrelmq.spark.sources.journal_parts import PartWriter
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.sources.journal_source import JournalSourceReader
-from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA, QueueSourceReader
+from kestrelmq.spark.sources.queue import QUEUE_SCHEMA, QueueSourceReader
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.opening import open_view
+from kestrelmq.spark.storage.spool import by_queue, list_files
 from kestrelmq.units import parse_size
 
 FILE_BYTES = 64 << 20

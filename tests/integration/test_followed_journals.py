@@ -5,7 +5,7 @@ from typing import Any
 
 from kestrelmq.client import Client
 from kestrelmq.format.records import item_data
-from kestrelmq.spark.plan.spool_follower import EVERYTHING, SpoolFollower
+from kestrelmq.spark.sources.spool_follower import EVERYTHING, SpoolFollower
 from tests.support.patience import until
 from tests.support.server import running_server
 

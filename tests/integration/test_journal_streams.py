@@ -18,7 +18,7 @@ from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import AddX, encode
 from kestrelmq.journal.packing import pack
-from kestrelmq.spark.plan.spool_follower import JournalDataLost
+from kestrelmq.spark.sources.spool_follower import JournalDataLost
 from tests.spark.spools import NOW, adds, write
 from tests.support import queries
 from tests.support.patience import until

@@ -25,7 +25,7 @@ from kestrelmq.spark.live.shares import PartitionShare
 from kestrelmq.spark.live.staging import Reached, StagingInUse
 from kestrelmq.spark.live.stored_batches import StoredBatches
 from kestrelmq.spark.live.stream_driver import BatchLimits, StreamDriver
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage.locations import Location, located
 from tests.support.fake_clock import FakeClock
 from tests.support.object_store import BUCKET, ObjectStore, running_store
 from tests.support.patience import until

@@ -35,9 +35,9 @@ from kestrelmq.format.records import (
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.plan.read_plans import SummaryTask, replay_in_parallel, summarise
-from kestrelmq.spark.plan.segments import SegmentSummary
-from kestrelmq.spark.plan.spool import list_files
+from kestrelmq.spark.replay.read_plans import SummaryTask, replay_in_parallel, summarise
+from kestrelmq.spark.replay.segments import SegmentSummary
+from kestrelmq.spark.storage.spool import list_files
 from kestrelmq.tools.dump import entries
 from kestrelmq.tools.import_export import rows
 from kestrelmq.tools.journal_files import select

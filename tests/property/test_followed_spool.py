@@ -23,7 +23,7 @@ from kestrelmq.format.records import item
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.journal.writer import FileJournal
-from kestrelmq.spark.plan.spool_follower import (
+from kestrelmq.spark.sources.spool_follower import (
     EVERYTHING,
     FileRange,
     JournalDataLost,

@@ -40,8 +40,8 @@ from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
-from kestrelmq.spark.plan.read_plans import replay_in_parallel, summarise
-from kestrelmq.spark.plan.spool import list_files
+from kestrelmq.spark.replay.read_plans import replay_in_parallel, summarise
+from kestrelmq.spark.storage.spool import list_files
 from kestrelmq.tools.export_rows import ExportRow
 from kestrelmq.tools.import_export import import_rows, rows
 from kestrelmq.tools.journal_files import select

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kestrelmq.spark.session import local_session, start_query
+from kestrelmq.spark.sources.journal import JournalSource
 from kestrelmq.spark.sources.journal_options import journal_stream_options
-from kestrelmq.spark.sources.journal_source import JournalSource
 from kestrelmq.spark.sources.journal_stream import JournalStreamReader
 
 FORMAT = "kestrel.journal.stopping"

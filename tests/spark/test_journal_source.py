@@ -24,9 +24,9 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
+from kestrelmq.spark.sources.journal import JournalPartition, JournalSourceReader
 from kestrelmq.spark.sources.journal_options import JournalReadOptions
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.sources.journal_source import JournalPartition, JournalSourceReader
 from tests.spark.spools import NOW, adds, random_spool, write
 
 EVERY_RECORD: list[Record] = [

@@ -13,8 +13,8 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
-from kestrelmq.spark.sources.stored_commit import new_directory
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.sinks.stored_commit import new_directory
+from kestrelmq.spark.storage.locations import Location, located
 from tests.spark.test_commands import Terminal
 from tests.spark.test_journal_writer import data as data_in
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore

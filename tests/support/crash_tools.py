@@ -8,8 +8,8 @@ from kestrelmq.format.notes import joining
 from kestrelmq.format.records import ConfirmRemove, Remove, RemoveTentative, StateDump, encode, item
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack
-from kestrelmq.spark.sources.journal_commit import JournalCommit
-from kestrelmq.spark.sources.journal_parts import JournalPart
+from kestrelmq.spark.sinks.journal_commit import JournalCommit
+from kestrelmq.spark.sinks.journal_parts import JournalPart
 from kestrelmq.tools.export_rows import ExportRow
 from kestrelmq.tools.import_export import import_rows
 from kestrelmq.tools.journal_files import select

@@ -27,8 +27,8 @@ from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partitions
 
 from kestrelmq.spark.live.source import KestrelSource
-from kestrelmq.spark.sources.journal_source import JournalSource
-from kestrelmq.spark.sources.tables import TableSource, arrow_schema
+from kestrelmq.spark.sources.journal import JournalSource
+from kestrelmq.spark.tables import TableSource, arrow_schema
 
 QUEUE: Final = "work"
 ATTEMPTS: Final = 2

@@ -8,9 +8,9 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.records import item
 from kestrelmq.library.blocking import PersistentQueue
-from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.spool import list_files
-from kestrelmq.spark.sources.journal_parts import JournalPart, PartWriter, join_parts
+from kestrelmq.spark.sinks.journal_parts import JournalPart, PartWriter, join_parts
+from kestrelmq.spark.storage.opening import open_view
+from kestrelmq.spark.storage.spool import list_files
 from tests.integration.test_cli_journal import run
 
 pytestmark = pytest.mark.compiled

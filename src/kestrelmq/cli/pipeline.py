@@ -220,9 +220,9 @@ def history(
     """Write every item that the journals still contain, with its fate, to a table."""
     with spark_session(master, "history", _by_name(conf)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
-        from kestrelmq.spark.plan.spool import check_apart  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import read_table, write_table  # noqa: PLC0415 # as above
-        from kestrelmq.spark.storage import located  # noqa: PLC0415 # as above
+        from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
+        from kestrelmq.spark.storage.spool import check_apart  # noqa: PLC0415 # as above
 
         journals = located(path, _by_name(storage_option))
         check_apart(journals, output)

@@ -26,8 +26,8 @@ def register(spark: "SparkSession") -> None:
     written, is set to what it is: by default it is that of the driver's machine.
     """
     from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.sources.journal_source import JournalSource  # noqa: PLC0415 # needs Spark
-    from kestrelmq.spark.sources.queue_source import QueueSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.journal import JournalSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.queue import QueueSource  # noqa: PLC0415 # needs Spark
 
     for source in (JournalSource, QueueSource, KestrelSource):
         spark.dataSource.register(source)

@@ -18,15 +18,15 @@ from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kestrelmq.spark.plan.filesystems import LOCAL, JournalPath, is_pattern
-from kestrelmq.spark.plan.read_plans import SummariseFiles, summarise
+from kestrelmq.spark.replay.read_plans import SummariseFiles, summarise
+from kestrelmq.spark.sinks.journal import check_not_served
+from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
-from kestrelmq.spark.sources.journal_writer import check_not_served
-from kestrelmq.spark.sources.queue_source import QUEUE_FORMAT, queue_columns
-from kestrelmq.spark.sources.tables import SPOOL_COLUMN
-from kestrelmq.spark.storage import Location, located, scheme_of
+from kestrelmq.spark.sources.queue import QUEUE_FORMAT, queue_columns
+from kestrelmq.spark.storage.filesystems import LOCAL, JournalPath, is_pattern
+from kestrelmq.spark.storage.locations import Location, located, scheme_of
+from kestrelmq.spark.tables import SPOOL_COLUMN
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -57,7 +57,7 @@ def read_journals(
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
         mode: what to do at damage: see `kestrelmq.spark.sources.journal_options`.
-        storage: options of the store that the path is in, see `kestrelmq.spark.storage`.
+        storage: options of the store that the path is in, see `kestrelmq.spark.storage.locations`.
     """
     path = located(path, storage)
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"

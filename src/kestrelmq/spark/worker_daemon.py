@@ -18,9 +18,9 @@ _NEEDED: Final = (
     "numpy.ma",
     "pyarrow.compute",
     "pyspark.sql.worker.plan_data_source_read",
-    "kestrelmq.spark.sources.journal_source",
+    "kestrelmq.spark.sources.journal",
     "kestrelmq.spark.live.source",
-    "kestrelmq.spark.sources.queue_source",
+    "kestrelmq.spark.sources.queue",
 )
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads: in a forked process they would not run."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.disk.renaming import make_directory, rename_durably, sync_path
 from kestrelmq.errors import KestrelError
-from kestrelmq.spark.storage import Location
+from kestrelmq.spark.storage.locations import Location
 
 _SCHEMA: Final = pa.schema(
     [

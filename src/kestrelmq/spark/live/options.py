@@ -11,15 +11,15 @@ from kestrelmq.client.cluster import FixedMembership, Membership
 from kestrelmq.client.options import LONGEST_LEASE
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
-from kestrelmq.spark.live.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
-from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.sources.given_options import (
+from kestrelmq.spark.given_options import (
     GivenOptions,
     a_size,
     a_time,
     a_whole_number,
 )
-from kestrelmq.spark.storage import Location, a_boolean, located
+from kestrelmq.spark.live.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
+from kestrelmq.spark.live.queue_choice import QueueChoice
+from kestrelmq.spark.storage.locations import Location, a_boolean, located
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20

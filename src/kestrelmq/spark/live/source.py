@@ -72,9 +72,9 @@ from kestrelmq.spark.live.staging import QueueReads, Reached, StagedPart, Stagin
 from kestrelmq.spark.live.stored_batches import PartsToRead, StoredBatches, planning_lock
 from kestrelmq.spark.live.stream_driver import Batches, BatchLimits, StreamDriver
 from kestrelmq.spark.live.writer import KestrelStreamWriter, KestrelWriter
-from kestrelmq.spark.plan import columns
-from kestrelmq.spark.sources.tables import TableSource, arrow_schema, rows
-from kestrelmq.spark.storage import Location
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.locations import Location
+from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 
 KESTREL_FORMAT: Final = "kestrel"
 KESTREL_SCHEMA: Final = StructType(

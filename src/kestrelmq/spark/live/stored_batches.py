@@ -78,7 +78,7 @@ from kestrelmq.spark.live.staging import (
     open_part,
     record_batch,
 )
-from kestrelmq.spark.storage import Location
+from kestrelmq.spark.storage.locations import Location
 
 _NAME: Final = re.compile(r"(\d{16})(?:-\d{5}-\d{5})?\.(intent|batch|late|settled|arrow)")
 _IDENTITY: Final = re.compile(r"[0-9a-f]{32}")

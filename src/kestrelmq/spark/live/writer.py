@@ -42,7 +42,7 @@ from kestrelmq.errors import (
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.live.options import KestrelWriteOptions
-from kestrelmq.spark.sources import written_columns
+from kestrelmq.spark.sinks import written_columns
 
 _COLUMNS: Final = ("queue", "data", "expiry", "due")
 _FIRST_PAUSE: Final = 0.05

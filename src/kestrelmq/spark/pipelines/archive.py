@@ -47,13 +47,13 @@ from kestrelmq.spark.live.queue_choice import QueueChoice, literally
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.live.staging import Staging
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.spool import check_apart
 from kestrelmq.spark.reading import DEFAULT_FORMAT, read_table, table_path
 from kestrelmq.spark.session import start_query
+from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
-from kestrelmq.spark.sources.journal_source import JOURNAL_FORMAT
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.spool import check_apart
 
 STAGING: Final = "_staging"
 CHECKPOINT: Final = "_checkpoint"

@@ -29,16 +29,17 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark.plan import columns, item_history
-from kestrelmq.spark.plan.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.read_plans import ReplayedQueue, replay_in_parallel
-from kestrelmq.spark.plan.segments import ReplayState
-from kestrelmq.spark.plan.spool import by_queue
-from kestrelmq.spark.plan.summarising import Fate
 from kestrelmq.spark.reading import map_on, rows_on, summarise_on
+from kestrelmq.spark.replay import item_history
+from kestrelmq.spark.replay.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
+from kestrelmq.spark.replay.read_plans import ReplayedQueue, replay_in_parallel
+from kestrelmq.spark.replay.segments import ReplayState
+from kestrelmq.spark.replay.summarising import Fate
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import located
+from kestrelmq.spark.storage.spool import by_queue
 
 _KEY = ["spool", "queue", "ordinal"]
 

@@ -31,19 +31,19 @@ from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.spool import (
+from kestrelmq.spark.reading import map_on
+from kestrelmq.spark.sinks.journal_commit import JournalCommit
+from kestrelmq.spark.sinks.journal_parts import JournalPart
+from kestrelmq.spark.sinks.stored_commit import files_found, upload
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.spool import (
     SpoolFile,
     by_queue,
     check_apart,
     list_files,
     list_spool,
 )
-from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.sources.journal_commit import JournalCommit
-from kestrelmq.spark.sources.journal_parts import JournalPart
-from kestrelmq.spark.sources.stored_commit import files_found, upload
-from kestrelmq.spark.storage import Location, located
 from kestrelmq.tools.journal_files import SelectedQueue, select
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.spool import check_apart
 from kestrelmq.spark.reading import (
     DEFAULT_FORMAT,
     WriteMode,
@@ -15,7 +13,9 @@ from kestrelmq.spark.reading import (
     read_table,
     write_table,
 )
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import located
+from kestrelmq.spark.storage.spool import check_apart
 
 
 @dataclass(frozen=True, slots=True)

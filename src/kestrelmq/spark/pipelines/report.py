@@ -26,10 +26,10 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.spool import check_apart
 from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, read_table, write_table
-from kestrelmq.spark.storage import Location, located
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.spool import check_apart
 
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10

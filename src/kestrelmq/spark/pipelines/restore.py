@@ -9,11 +9,11 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.live.source import KESTREL_FORMAT
-from kestrelmq.spark.plan.filesystems import JournalPath
 from kestrelmq.spark.reading import DEFAULT_FORMAT, counted, read_table, write_journals
-from kestrelmq.spark.sources.journal_writer import check_not_served
-from kestrelmq.spark.sources.queue_source import QUEUE_SCHEMA
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.sinks.journal import check_not_served
+from kestrelmq.spark.sources.queue import QUEUE_SCHEMA
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import located
 from kestrelmq.units import parse_time
 
 Time = datetime | int | str

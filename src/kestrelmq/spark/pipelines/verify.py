@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.plan.opening import open_view
-from kestrelmq.spark.plan.spool import SpoolFile, list_files
 from kestrelmq.spark.reading import map_on
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import located
+from kestrelmq.spark.storage.opening import open_view
+from kestrelmq.spark.storage.spool import SpoolFile, list_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Journals and stored tables as Spark sources and sinks: rows, options, readers and writers."""
+"""Data sources: journals as tables and streams, and queues as tables."""

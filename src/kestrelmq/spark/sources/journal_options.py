@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args
 
-from kestrelmq.spark.plan.filesystems import JournalPath
-from kestrelmq.spark.sources.given_options import (
+from kestrelmq.spark.given_options import (
     GivenOptions,
     a_size,
     a_time,
     a_whole_number,
     one_of,
 )
-from kestrelmq.spark.storage import a_boolean
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import a_boolean
 from kestrelmq.units import parse_time
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]

@@ -22,11 +22,11 @@ from pyspark.sql.types import (
 )
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.spark.plan import columns
-from kestrelmq.spark.plan.scanning import FileView
-from kestrelmq.spark.plan.spool import SpoolFile
 from kestrelmq.spark.sources.journal_options import Mode
-from kestrelmq.spark.sources.tables import ColumnMakers, arrow_schema, rows
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.scanning import FileView
+from kestrelmq.spark.storage.spool import SpoolFile
+from kestrelmq.spark.tables import ColumnMakers, arrow_schema, rows
 
 JOURNAL_SCHEMA: Final = StructType(
     [

@@ -21,13 +21,13 @@ from kestrelmq.format.records import (
 from kestrelmq.journal.reserved_reads import ReserveTerms, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines.pack import PackedQueue, pack
-from kestrelmq.spark.plan.delayed_items import delayed_items, list_with_delayed
-from kestrelmq.spark.plan.noted_replay import replay_noted
-from kestrelmq.spark.plan.spool import by_queue, list_files
-from kestrelmq.spark.storage import located
+from kestrelmq.spark.replay.delayed_items import delayed_items, list_with_delayed
+from kestrelmq.spark.replay.noted_replay import replay_noted
+from kestrelmq.spark.storage.locations import located
+from kestrelmq.spark.storage.spool import by_queue, list_files
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 from tests.support.object_store import ObjectStore
-from tests.unit.spark.sources.test_stored_commit import at
+from tests.unit.spark.sinks.test_stored_commit import at
 
 Contents = tuple[dict[str, list[Loaded]], list[object]]
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from kestrelmq.spark.pipelines.verify import check
-from kestrelmq.spark.plan.spool import list_files
+from kestrelmq.spark.storage.spool import list_files
 from tests.spark.spools import adds, write
 
 

@@ -1,0 +1,1 @@
+"""Replay journals in parallel, and tell what is in queues and what was."""

@@ -1,0 +1,1 @@
+"""Data sinks: what turns rows into journals."""

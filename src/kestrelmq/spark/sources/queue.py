@@ -1,0 +1,256 @@
+"""`kestrel.queue`: what is in the queues now, as a server would load it from the journals.
+
+Open reads are given back to the head, ascending by xid; `position` 0 is the head. A queue with a
+small journal is replayed by the task that reads it. A queue with a large one is planned first: its
+files are summarised in parallel, and then only those that hold live items are read again. No item
+data passes through the driver.
+
+Delayed items are rows only on request, because no reader gets them yet: without them the table is
+what a server would hand out. They come after the items in line, by the times at which they are due.
+
+Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
+driver's machine summarises the files.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.spark.replay.delayed_items import (
+    DelayedJournal,
+    delayed_items,
+    list_with_delayed,
+)
+from kestrelmq.spark.replay.read_plans import (
+    FileReadPlan,
+    SummaryTask,
+    live_items,
+    replay_in_order,
+    replay_in_parallel,
+    summarise,
+)
+from kestrelmq.spark.replay.segments import SegmentSummary
+from kestrelmq.spark.sources.journal_options import QueueReadOptions, queue_read_options
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.scanning import Chunk, FileView
+from kestrelmq.spark.storage.spool import SpoolFile, by_queue
+from kestrelmq.spark.tables import (
+    SPOOL_COLUMN,
+    ColumnMakers,
+    TableSource,
+    arrow_schema,
+    divide_by_cost,
+    rows,
+    with_spool,
+)
+
+QUEUE_FORMAT: Final = "kestrel.queue"
+QUEUE_SCHEMA: Final = StructType(
+    [
+        StructField("queue", StringType(), nullable=False),
+        StructField("position", LongType(), nullable=False),
+        StructField("xid", IntegerType(), nullable=True),
+        StructField("add_time", LongType(), nullable=False),
+        StructField("expiry", LongType(), nullable=False),
+        StructField("size", IntegerType(), nullable=False),
+        StructField("data", BinaryType(), nullable=False),
+    ]
+)
+DUE_COLUMN: Final = StructType([StructField("due", LongType(), nullable=True)])
+"""When a delayed item is due (ms); null for an item in line."""
+
+
+class QueuePartition(InputPartition):
+    """What one task reads: whole queues to replay, the live items of a plan, or delayed items."""
+
+    def __init__(
+        self,
+        queues: Sequence[Sequence[SpoolFile]] = (),
+        planned: Sequence[FileReadPlan] = (),
+        delayed: Sequence[DelayedJournal] = (),
+    ) -> None:
+        super().__init__(None)
+        self.queues = tuple(tuple(files) for files in queues)
+        self.planned = tuple(planned)
+        self.delayed = tuple(delayed)
+
+
+class QueueSource(TableSource):
+    """The data source `kestrel.queue`."""
+
+    format_name = QUEUE_FORMAT
+    table = QUEUE_SCHEMA
+    on_demand = StructType([*DUE_COLUMN, *SPOOL_COLUMN])
+
+    def schema(self) -> StructType:
+        """Return the columns, with `due` and `spool` if the options and the path need them."""
+        options = queue_read_options(self.options)
+        return with_spool(queue_columns(delayed=options.delayed), options.path)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a reader of the columns of `schema`."""
+        self.check_asked(schema)
+        return QueueSourceReader(queue_read_options(self.options), schema)
+
+
+class QueueSourceReader(DataSourceReader):
+    """Reads what is in the queues."""
+
+    def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Divide small queues, and the files with live items of large ones, into partitions."""
+        options = self._options
+        files, delayed = list_with_delayed(options.path, delayed=options.delayed)
+        small, large = split_by_size(files, options.direct_bytes)
+        plans = [
+            file
+            for replayed in replay_in_parallel(large, summarise_in_processes)
+            for file in replayed.plans()
+        ]
+        shared = divide_by_cost(
+            small, lambda files: sum(file.cost for file in files), options.partition_bytes
+        )
+        return [
+            *(QueuePartition(queues) for queues in shared),
+            *self._planned(plans),
+            *self._delayed(delayed),
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the live items of a partition."""
+        if not isinstance(partition, QueuePartition):
+            return iter(())
+        return columns.coalesce(self._batches(partition), self._options.batch_rows)
+
+    def _planned(self, plans: Sequence[FileReadPlan]) -> list[InputPartition]:
+        """Divide planned files into partitions; small files share one."""
+        shared = divide_by_cost(plans, lambda plan: plan.file.size, self._options.partition_bytes)
+        return [QueuePartition(planned=share) for share in shared]
+
+    def _delayed(self, journals: Sequence[DelayedJournal]) -> list[InputPartition]:
+        """Divide the journals of delayed items into partitions; small ones share one."""
+        shared = divide_by_cost(
+            journals, lambda journal: journal.cost, self._options.partition_bytes
+        )
+        return [QueuePartition(delayed=share) for share in shared]
+
+    def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
+        for files in partition.queues:
+            for plan in replay_in_order(files).plans():
+                yield from self._read_file(plan)
+        for plan in partition.planned:
+            yield from self._read_file(plan)
+        for journal in partition.delayed:
+            items, in_line = delayed_items(journal)
+            for start in range(0, len(items), self._options.batch_rows):
+                some = items[start : start + self._options.batch_rows]
+                yield rows(self._schema, _delayed_makers(journal, some, in_line + start))
+
+    def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
+        for view, items, ordinals in live_items(plan):
+            done = 0
+            for batch in columns.batches(items, self._options.batch_rows):
+                here = ordinals[done : done + len(batch)]
+                done += len(batch)
+                yield rows(self._schema, _makers(view, plan, batch, here))
+
+
+def queue_columns(*, delayed: bool) -> StructType:
+    """Return the columns of a table with delayed items, or of one without them."""
+    return StructType([*QUEUE_SCHEMA, *(DUE_COLUMN if delayed else ())])
+
+
+def split_by_size(
+    files: Sequence[SpoolFile], direct_bytes: int
+) -> tuple[list[list[SpoolFile]], list[list[SpoolFile]]]:
+    """Return the queues to replay directly, and those to plan: large ones of several files."""
+    small: list[list[SpoolFile]] = []
+    large: list[list[SpoolFile]] = []
+    for queue in by_queue(files):
+        size = sum(file.size for file in queue)
+        (large if len(queue) > 1 and size > direct_bytes else small).append(queue)
+    return small, large
+
+
+def summarise_in_processes(tasks: Sequence[SummaryTask]) -> list[SegmentSummary]:
+    """Summarise files in a pool of processes on this machine."""
+    workers = min(os.cpu_count() or 1, len(tasks))
+    if workers == 1:
+        return [summarise(task) for task in tasks]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(summarise, tasks))
+
+
+def _makers(
+    view: FileView, plan: FileReadPlan, batch: Chunk, ordinals: NDArray[np.int64]
+) -> ColumnMakers:
+    """Return how to make each column of a batch."""
+    return {
+        "queue": lambda: columns.constant(plan.file.queue, len(batch)),
+        "spool": lambda: columns.constant(plan.file.spool, len(batch)),
+        "position": lambda: pa.array(_positions(plan, ordinals)),
+        "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
+        # An ADD has no add time: as in replay, it is 0, the earliest time.
+        "add_time": lambda: columns.add_times(view, batch).fill_null(0),
+        "expiry": lambda: columns.expiries(view, batch),
+        "size": lambda: columns.sizes(batch),
+        "data": lambda: columns.data(view, batch),
+        "due": lambda: pa.nulls(len(batch), pa.int64()),
+    }
+
+
+def _delayed_makers(journal: DelayedJournal, items: Sequence[bytes], first: int) -> ColumnMakers:
+    """Return how to make each column of delayed items, the first of which has position `first`."""
+    count = len(items)
+    due = pa.array(map(item_add_time, items), pa.int64())
+    return {
+        "queue": lambda: columns.constant(journal.queue, count),
+        "spool": lambda: columns.constant(journal.spool, count),
+        "position": lambda: pa.array(np.arange(first, first + count)),
+        "xid": lambda: pa.nulls(count, pa.int32()),
+        "add_time": lambda: due,
+        "expiry": lambda: pa.array(map(item_expiry, items), pa.int64()),
+        "size": lambda: pa.array((len(item_data(item)) for item in items), pa.int32()),
+        "data": lambda: pa.array(map(item_data, items), pa.binary()),
+        "due": lambda: due,
+    }
+
+
+def _positions(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+    positions = ordinals + plan.shift
+    for place, item in _exceptions(plan, ordinals):
+        positions[place] = plan.exceptions[item][0]
+    return positions
+
+
+def _open_xids(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> list[int | None]:
+    xids: list[int | None] = [None] * len(ordinals)
+    for place, item in _exceptions(plan, ordinals):
+        xids[place] = plan.exceptions[item][1]
+    return xids
+
+
+def _exceptions(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    if plan.exceptions:
+        items = np.fromiter(plan.exceptions, dtype=np.int64)
+        for place in np.flatnonzero(np.isin(ordinals, items)).tolist():
+            yield place, int(ordinals[place])

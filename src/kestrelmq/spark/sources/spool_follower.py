@@ -1,0 +1,531 @@
+"""The driver's side of a stream of journals: what is new in a spool, and the batches to read it in.
+
+A batch is what is between two offsets, see `positions`. Its bytes never change, so a batch
+that is read again gives the same rows; only names do. Batches end behind whole records: the driver
+looks for the last of them in the current file of a queue, and in a file that is larger than the
+rest of the batch. Nothing is written, and no server is asked. This module does not need Spark;
+`journal_stream` connects it to Spark's interface.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
+from zlib import crc32
+
+import numpy as np
+
+from kestrelmq.clock import Clock, SystemClock
+from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.format.records import YEAR_2000
+from kestrelmq.spark.sources.stream_offsets import (
+    BEGINNING,
+    Position,
+    Positions,
+    Unread,
+    fair_shares,
+    from_offset,
+    is_first_offset,
+    to_offset,
+    unread,
+    unread_replaced,
+    up_to,
+)
+from kestrelmq.spark.storage import columns
+from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.opening import ENDS, open_view, packed_away
+from kestrelmq.spark.storage.scanning import FileView
+from kestrelmq.spark.storage.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
+
+Starting = Literal["earliest", "latest"] | int
+"""Where a stream begins: an int is a time (ms since the epoch)."""
+
+EVERYTHING: Final = sys.maxsize
+"""Room in a batch for all there is."""
+_CHECKED: Final = ENDS
+"""Bytes at the begin of a file, and before a position, that identify it."""
+_LOOK: Final = 0.25
+"""Seconds between two looks for something new."""
+_REST: Final = 20
+"""How many times as long as a look the pause behind it is, at least."""
+_ATTEMPTS: Final = 20
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class JournalDataLost(JournalError):  # noqa: N818 # says what it is
+    """Files that a stream had not read yet are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Whole records of a file: those from `file.begin` on, up to `file.size`.
+
+    Attributes:
+        file: the file.
+        base: bytes of all files of the queue that were read before this one.
+        check: checksums of the file up to `file.size`, see `checksums`.
+    """
+
+    file: SpoolFile
+    base: int
+    check: tuple[int, int]
+
+    @property
+    def cost(self) -> int:
+        """The cost of reading it, in bytes."""
+        return self.file.cost
+
+    def open(self) -> FileView:
+        """Return a view of the file, up to the end of the range.
+
+        Raises:
+            JournalError: the file is gone.
+        """
+        file = self.file
+        view = open_view(file)
+        if checksums(view, file.size) != self.check:
+            raise packed_away(file.path)
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What is left to read: bytes, and the files and queues that they are in."""
+
+    bytes: int = 0
+    files: int = 0
+    queues: int = 0
+
+
+NO_BACKLOG: Final = Backlog()
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A part of what is unread of a queue: where it ends, what to read, and what is left."""
+
+    position: Position
+    ranges: tuple[FileRange, ...] = ()
+    left: Backlog = NO_BACKLOG
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A queue in which nothing is new, as long as its files are these."""
+
+    position: Position
+    files: tuple[FollowedFile, ...]
+
+
+class SpoolFollower:
+    """Plans the batches of one query."""
+
+    def __init__(
+        self,
+        pattern: JournalPath,
+        *,
+        starting: Starting = "earliest",
+        fails_on_loss: bool = True,
+        wait: float = 1.0,
+        clock: Clock | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare to plan batches. No I/O is done before the first call.
+
+        Args:
+            pattern: a queue path, a journal file, or a glob of either.
+            starting: where the first batch begins.
+            fails_on_loss: whether it is an error if data was lost; otherwise it is logged.
+            wait: seconds that `latest_offset` waits for something new; a look at very many files
+                may need longer pauses.
+            clock: measures how long a look takes.
+            pause: sleeps between two looks for something new.
+        """
+        self._pattern = pattern
+        self._starting: Starting = starting
+        self._fails_on_loss = fails_on_loss
+        self._wait = wait
+        self._clock = clock or SystemClock()
+        self._pause = pause
+        self._limit: dict[QueueKey, Position] | None = None
+        self._is_limit_complete = True
+        self._backlog = NO_BACKLOG
+        self._seen: dict[QueueKey, _Seen] = {}
+        self._planned: tuple[dict[str, Any], dict[str, Any], list[FileRange]] | None = None
+
+    def initial_offset(self) -> dict[str, Any]:
+        """Return the offset before the first batch."""
+        if self._starting == "earliest":
+            return to_offset({})
+        return to_offset(_repeated(self._initial_positions), is_first=True)
+
+    def limit_to_present(self) -> None:
+        """From now on, read only what is there now."""
+        try:
+            self._limit = _repeated(lambda: self._ends(follow(self._pattern)))
+        except FileNotFoundError:
+            self._limit = {}  # the file that the pattern names may have another name by now
+        self._is_limit_complete = False
+
+    def latest_offset(self, start: Mapping[str, Any], room: int) -> dict[str, Any]:
+        """Return the offset of the next batch, of about `room` bytes; `start` if nothing is new.
+
+        Raises:
+            JournalDataLost: files that were not read yet are gone.
+            ConfigError: the offset is of something else.
+        """
+        waited = 0.0
+        if self._limit is not None and not self._is_limit_complete:
+            self._limit |= _repeated(lambda: self._ends_of_known(start))
+            self._is_limit_complete = True
+        while True:
+            began = self._clock.monotonic()
+            end = _repeated(lambda: self._next_batch(start, room))
+            if end is not None:
+                return end
+            if self._limit is None and self._wait:
+                took = self._clock.monotonic() - began
+                step = max(min(_LOOK, self._wait), _REST * took)
+                self._pause(step)
+                waited += step
+            if self._limit is not None or waited >= self._wait:
+                return dict(start)
+
+    @property
+    def backlog(self) -> Backlog:
+        """What was there, and unread, behind the batch that was planned last."""
+        return self._backlog
+
+    def ranges(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[FileRange]:
+        """Return what to read for the batch between two offsets, which may be read again.
+
+        Raises:
+            JournalDataLost: some of it is gone.
+        """
+        if self._planned is not None and self._planned[:2] == (start, end):
+            return self._planned[2]
+        return _repeated(lambda: self._batch_again(from_offset(start), from_offset(end)))
+
+    def _ends_of_known(self, start: Mapping[str, Any]) -> dict[QueueKey, Position]:
+        """Return the ends of queues in `start` none of whose files the pattern matches now."""
+        limit = self._limit or {}
+        known = from_offset(start).keys() - limit.keys()
+        if not known:
+            return {}
+        found = self._ends(follow(self._pattern, known))
+        return {key: position for key, position in found.items() if key in known}
+
+    # --- planning a batch ---
+
+    def _next_batch(self, start: Mapping[str, Any], room: int) -> dict[str, Any] | None:
+        """Return where the next batch ends; None if nothing is new."""
+        before = from_offset(start)
+        # Without its queues, a path that went in an earlier batch would not be known any more.
+        may_be_gone = not self._fails_on_loss and not is_first_offset(start)
+        following = follow(self._pattern, before.keys(), may_be_gone=may_be_gone)
+        self._report_gone(before, following)
+        parts: dict[QueueKey, _Parts] = {}
+        for key, files in following.queues.items():
+            seen = self._seen.get(key)
+            if seen is not None and seen == _Seen(before.get(key, BEGINNING), files):
+                continue
+            parts[key] = self._parts(key, before.get(key, BEGINNING), files)
+        shares = fair_shares({key: part.size for key, part in parts.items()}, room)
+        after = {key: position for key, position in before.items() if key in following.queues}
+        ranges: list[FileRange] = []
+        left: list[Backlog] = []
+        for key, part in parts.items():
+            old = before.get(key, BEGINNING)
+            taken = _take(part, max(shares[key], 1))
+            if taken == _Taken(replace(old, whole=0)):
+                self._seen[key] = _Seen(old, following.queues[key])
+            after[key] = taken.position
+            ranges += taken.ranges
+            left.append(taken.left)
+        self._backlog = _total(left)
+        self._seen = {key: seen for key, seen in self._seen.items() if key in following.queues}
+        if not is_first_offset(start) and _are_equal(before, after):
+            return None
+        end = to_offset(after)
+        self._planned = dict(start), end, ranges
+        return end
+
+    def _report_gone(self, before: Positions, following: Following) -> None:
+        for key in before.keys() - following.queues.keys():
+            if key.place in following.missing:
+                self._lost(key, "the queue path is gone")
+            else:
+                log.warning(
+                    "queue %s was deleted: if its last records were not read, they are gone", key
+                )
+
+    def _parts(self, key: QueueKey, position: Position, files: Sequence[FollowedFile]) -> "_Parts":
+        """Return what is unread of a queue, up to the limit of the query if it has one."""
+        behind = unread(position, files, _match)
+        if behind.lost is not None:
+            self._lost(key, behind.lost)
+        elif behind.was_cut:
+            log.warning(
+                "queue %s: records at the end of %s were read, and taken back since",
+                key,
+                behind.files[0].file.name,
+            )
+        if self._limit is None:
+            return _Parts.of(behind)
+        limit = self._limit.get(key)
+        return _Parts(behind.origin, []) if limit is None else _Parts.before(limit, behind)[0]
+
+    def _lost(self, key: QueueKey, what: str) -> None:
+        message = f"{self._pattern}: data of queue {key} was lost: {what}"
+        if self._fails_on_loss:
+            raise JournalDataLost(
+                f"{message}. With the option failOnDataLoss=false the stream goes on with what is "
+                "left; what a packed file repeats then comes again"
+            )
+        log.warning("%s", message)
+
+    # --- reading a batch again ---
+
+    def _batch_again(self, start: Positions, end: Positions) -> list[FileRange]:
+        following = follow(self._pattern, end.keys())
+        found: list[FileRange] = []
+        for key, position in end.items():
+            before = start.get(key, BEGINNING)
+            if position.total != before.total:
+                found += self._queue_again(key, before, position, following.queues.get(key, ()))
+        return found
+
+    def _queue_again(
+        self, key: QueueKey, start: Position, end: Position, files: Sequence[FollowedFile]
+    ) -> list[FileRange]:
+        behind = unread(start, files, _match)
+        choices = [behind]
+        if start == BEGINNING or behind.lost is not None:
+            choices += unread_replaced(behind, files)
+        for choice in choices:
+            parts, is_complete = _Parts.before(end, choice)
+            taken = _take(parts, EVERYTHING)
+            if is_complete and _is_same_place(taken.position, end):
+                return list(taken.ranges)
+        self._lost(key, behind.lost or "files of a batch that is to be read again are gone")
+        return list(_take(_Parts.before(end, behind)[0], EVERYTHING).ranges)
+
+    # --- where to begin ---
+
+    def _initial_positions(self) -> dict[QueueKey, Position]:
+        following = follow(self._pattern)
+        if isinstance(self._starting, int):
+            time_ = self._starting
+            return {key: _position_at(files, time_) for key, files in following.queues.items()}
+        return self._ends(following)
+
+    @staticmethod
+    def _ends(following: Following) -> dict[QueueKey, Position]:
+        """Return the positions behind all that is there."""
+        return {key: _position_at(files, None) for key, files in following.queues.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Files to read.
+
+    Attributes:
+        origin: the position before them.
+        files: the files, each with its end; None if that is still to be found: the last whole
+            record.
+        begin: where to begin in the first.
+        ends_within: whether the end is within the last file, even if nothing follows there.
+    """
+
+    origin: Position
+    files: Sequence[tuple[FollowedFile, int | None]]
+    begin: int = 0
+    ends_within: bool = False
+
+    @classmethod
+    def of(cls, behind: Unread) -> "_Parts":
+        ends = [(one, None if one.file.last else one.file.size) for one in behind.files]
+        return cls(behind.origin, ends, behind.begin)
+
+    @classmethod
+    def before(cls, end: Position, behind: Unread) -> tuple["_Parts", bool]:
+        """Return what of `behind` is before `end`, and whether that is complete."""
+        files, is_complete = up_to(end, behind, _match)
+        return cls(behind.origin, files, behind.begin, is_complete and end.at > 0), is_complete
+
+    @property
+    def size(self) -> int:
+        """Bytes in them."""
+        return _size(self.files, self.begin)
+
+
+def _size(files: Sequence[tuple[FollowedFile, int | None]], begin: int) -> int:
+    sizes = [one.file.size if end is None else end for one, end in files]
+    return max(0, sum(sizes) - begin)
+
+
+def _take(parts: _Parts, room: int) -> _Taken:
+    """Take about `room` bytes: whole records, at least one if there is one."""
+    position = replace(parts.origin, whole=0)
+    ranges: list[FileRange] = []
+    for place, (found, given_end) in enumerate(parts.files):
+        file = found.file
+        begin = parts.begin if place == 0 else 0
+        end = given_end if given_end is None else max(given_end, begin)
+        is_limited = False
+        if end is None or end - begin > room:
+            end, is_limited = _records_end(found, begin, room)
+        check = checksums(open_view(file, end, begin=end), end)
+        if end > begin:
+            wanted = replace(file, begin=begin, size=end)
+            ranges.append(FileRange(wanted, position.base, check))
+            room -= end - begin
+        is_within = parts.ends_within and place == len(parts.files) - 1
+        if not file.last and end == file.size and not is_within:
+            position = _behind(position, found, check)
+            if room <= 0:
+                return _Taken(position, tuple(ranges), _left(parts.files[place + 1 :], 0))
+            continue
+        left = _left(parts.files[place:], end) if is_limited else NO_BACKLOG
+        return _Taken(_at(position, found, end, check), tuple(ranges), left)
+    return _Taken(position, tuple(ranges))
+
+
+def _behind(position: Position, found: FollowedFile, check: tuple[int, int]) -> Position:
+    """Return the position behind a file that is read whole, whose checksums are `check`."""
+    size = found.file.size
+    whole = crc32(repr((found.timestamp, size, *check)).encode(), position.whole)
+    return Position(found.timestamp, base=position.base + size, whole=whole)
+
+
+def _left(files: Sequence[tuple[FollowedFile, int | None]], begin: int) -> Backlog:
+    size = _size(files, begin)
+    return Backlog(size, len(files), 1) if size else NO_BACKLOG
+
+
+def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]:
+    """Return where the last whole record ends within `room` bytes, and whether more follow.
+
+    The first record counts however long it is. Damage ends the file, so the end is that of the
+    file: whoever reads it finds the damage. So does a STATE_DUMP, which has to wait for the next
+    file: only then it is sure that it is not the begin of a CONTINUE.
+    """
+    file = found.file
+    view = open_view(file, begin=begin)
+    end = begin
+    try:
+        for chunk in view.chunks(begin=begin):
+            if chunk.is_state_dump:
+                return (end, False) if file.last else (file.size, False)
+            fitting = int(np.searchsorted(chunk.ends, begin + room, side="right"))
+            if fitting < len(chunk):
+                if fitting or end == begin:
+                    end = int(chunk.ends[max(fitting - 1, 0)])
+                return end, end < file.size
+            end = int(chunk.ends[-1])
+    except DamagedJournal:
+        return file.size, False
+    return end, False
+
+
+def _position_at(files: Sequence[FollowedFile], since: int | None) -> Position:
+    """Return the position before the first item that was added at `since` (ms) or later.
+
+    If there is none, or without `since`, that is behind the last whole record.
+    """
+    position = BEGINNING
+    for found in files:
+        file, timestamp = found.file, found.timestamp
+        if found.replaced:
+            continue
+        # What is in a rotated file is older than its timestamp, unless that is no time.
+        is_early = since is None or (timestamp is not None and YEAR_2000 <= timestamp < since)
+        end = None if since is None or is_early else _first_since(found, since)
+        if end is None and not file.last:
+            position = Position(timestamp)
+            continue
+        if end is None:
+            end, _ = _records_end(found, 0, EVERYTHING)
+        return _at(position, found, end, checksums(open_view(file, end, begin=end), end))
+    return position
+
+
+def _at(position: Position, found: FollowedFile, end: int, check: tuple[int, int]) -> Position:
+    """Return the position at byte `end` of a file, whose checksums up to there are `check`."""
+    if not end:
+        return replace(position, at=0, inode=0, head=0, tail=0)
+    head, tail = check
+    return replace(position, at=end, inode=found.file.inode, head=head, tail=tail)
+
+
+def _first_since(found: FollowedFile, since: int) -> int | None:
+    """Return where the first item begins that was added at `since` (ms) or later."""
+    file = found.file
+    view = open_view(file)
+    try:
+        for chunk in view.chunks():
+            items = chunk.part(chunk.adds)
+            times = columns.add_times(view, items).fill_null(0).to_numpy(zero_copy_only=False)
+            late = np.flatnonzero(times >= since)
+            if len(late):
+                return int(items.starts[late[0]])
+    except DamagedJournal as damage:
+        # Whoever reads it must find it.
+        return damage.position
+    return None
+
+
+def checksums(view: FileView, end: int) -> tuple[int, int]:
+    """Return checksums of the first bytes of a file, and of those before `end` and of `end`."""
+    first = view.bytes[: min(end, _CHECKED)].tobytes()
+    last = view.bytes[max(0, end - _CHECKED) : end].tobytes()
+    return crc32(first), crc32(b"%d" % end, crc32(last))
+
+
+def _match(position: Position, found: FollowedFile) -> int | None:
+    """Say whether a file is what was read of it, as a `positions.Match`."""
+    file, at = found.file, position.at
+    if file.size < at:
+        # A server cuts what it could not write whole; a loss of power takes what was not synced.
+        known = min(at, _CHECKED)
+        if file.inode != position.inode or file.size < known:
+            return None
+        view = open_view(file, begin=file.size)
+        return file.size if checksums(view, known)[0] == position.head else None
+    view = open_view(file, at, begin=at)
+    return at if checksums(view, at) == (position.head, position.tail) else None
+
+
+def _is_same_place(one: Position, other: Position) -> bool:
+    """Whether two positions are the same; inode numbers differ in a copy."""
+    return replace(one, inode=0) == replace(other, inode=0)
+
+
+def _are_equal(before: Positions, after: Positions) -> bool:
+    moved = {key: replace(one, whole=0) for key, one in after.items() if one != BEGINNING}
+    return moved == {key: replace(one, whole=0) for key, one in before.items()}
+
+
+def _repeated(plan: Callable[[], T]) -> T:
+    """Return what `plan` returns; repeat it if a file went while it looked."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return plan()
+        except (JournalDataLost, DamagedJournal):
+            raise
+        except (JournalError, FileNotFoundError):
+            continue
+    return plan()
+
+
+def _total(backlogs: Sequence[Backlog]) -> Backlog:
+    return Backlog(
+        sum(one.bytes for one in backlogs),
+        sum(one.files for one in backlogs),
+        sum(one.queues for one in backlogs),
+    )

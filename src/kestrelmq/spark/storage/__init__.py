@@ -1,0 +1,1 @@
+"""Where journals are, in the file system or in a store, and what is in their files."""
