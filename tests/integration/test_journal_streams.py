@@ -73,7 +73,7 @@ def test_what_servers_write_comes_once(
     server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     """Over rotations, a kill of the server, and queries that go on where the last one ended."""
-    rows = follow(server.queue_path, max_bytes_per_batch="60 KiB")
+    rows = follow(server.queue_path, maxBytesPerTrigger="60 KiB")
     sent = []
     batches: list[int] = []
     for number in range(4):
@@ -242,7 +242,7 @@ def test_damage_is_what_the_mode_says(tmp_path: Path) -> None:
     [
         ({"startingOffsets": "yesterday"}, "earliest, latest, or a time"),
         ({"pushdown": "true"}, "'pushdown'"),
-        ({"max_bytes_per_batch": "0"}, "a size above 0"),
+        ({"maxBytesPerTrigger": "0"}, "a size above 0"),
     ],
 )
 def test_options_that_are_not_allowed(

@@ -67,7 +67,7 @@ def main(root: Path, spool: str) -> None:
         schema = "queue string, operation string, size int, data binary, sequence long, file string"
         rows = spark.readStream.format(FORMAT).schema(schema)
         writer = (
-            rows.option("max_bytes_per_batch", "20 KiB")
+            rows.option("maxBytesPerTrigger", "20 KiB")
             .load(spool)
             .writeStream.format("parquet")
             .option("path", str(root / "table"))

@@ -60,7 +60,7 @@ def test_a_query_that_runs_on_tells_its_backlog(
     spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
 ) -> None:
     """New items come while it runs, those of new queues, too; the progress has what is left."""
-    rows = follow(spark, server.queue_path, wait="1s", max_bytes_per_batch="10 KiB")
+    rows = follow(spark, server.queue_path, wait="1s", maxBytesPerTrigger="10 KiB")
     writer = rows.writeStream.format("parquet").option("path", str(tmp_path / "table"))
     items = [b"%d " % number + bytes(900) for number in range(100)]
     client.put_many("work", items)
@@ -113,7 +113,7 @@ def test_available_now_ends_at_what_was_there(
 ) -> None:
     """What is added while the query runs is for the next one."""
     client.put_many("work", numbered(300))
-    rows = follow(spark, server.queue_path, max_bytes_per_batch="1 KiB")
+    rows = follow(spark, server.queue_path, maxBytesPerTrigger="1 KiB")
     read: list[int] = []
 
     def add_more(batch: DataFrame, number: int) -> None:
@@ -138,7 +138,7 @@ def test_a_session_that_is_killed_reads_each_record_once(
     session.kill9()
     copy = tmp_path / "copy"
     shutil.copytree(server.queue_path, copy)
-    drain(follow(spark, copy, max_bytes_per_batch="20 KiB"), tmp_path)
+    drain(follow(spark, copy, maxBytesPerTrigger="20 KiB"), tmp_path)
     assert items_in(spark, tmp_path) == sent
 
 

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, Unremove
 from kestrelmq.spark.reading import read_queues
+from kestrelmq.spark.sources.journal_options import Mode
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 
 
@@ -88,3 +89,27 @@ def test_large_items_and_many_small_ones(spark: SparkSession, tmp_path: Path) ->
     assert first is not None
     assert bytes(first.data) == b"25001"
     assert rows.where("queue = 'small'").count() == 24_999
+
+
+@pytest.mark.parametrize("direct_bytes", [1, 1 << 20])
+def test_a_damaged_queue_need_not_stop_the_others(
+    spark: SparkSession, tmp_path: Path, direct_bytes: int
+) -> None:
+    """By default it does; else it is left out, or is a row that says what is wrong with it."""
+    for queue in ("bad", "good"):
+        write(tmp_path / f"{queue}.1", adds([b"1"]), tail=b"\xff" if queue == "bad" else b"")
+        write(tmp_path / queue, adds([b"2"]))
+
+    def found(mode: Mode) -> list[tuple[str, int, bytes]]:
+        rows = read_queues(spark, str(tmp_path), direct_bytes=direct_bytes, mode=mode)
+        ordered = rows.orderBy("queue", "position").collect()
+        return [(row.queue, row.position, bytes(row.data)) for row in ordered]
+
+    with pytest.raises(PySparkException, match=r"bad\.1: damaged at byte 22"):
+        found("failfast")
+    good = [("good", 0, b"1"), ("good", 1, b"2")]
+    assert found("dropmalformed") == good
+    told, *others = found("permissive")
+    assert others == good
+    assert told[:2] == ("bad", -1)
+    assert b"bad.1: damaged at byte 22: unknown opcode 255" in told[2]

@@ -146,7 +146,7 @@ def test_a_stream_of_a_spool_that_is_shipped(
     place = f"s3://bucket/{tmp_path.name}"
     schema = "queue string, operation string, data binary, sequence long"
     stream = spark.readStream.format("kestrel.journal").schema(schema)
-    stream = stream.options(wait="0s", max_bytes_per_batch="30 KiB", **store.source_options)
+    stream = stream.options(wait="0s", maxBytesPerTrigger="30 KiB", **store.source_options)
     operations = (
         stream.load(place).where("operation = 'ADDX'").withColumnRenamed("sequence", "position")
     )

@@ -136,6 +136,14 @@ ConfFlag = Annotated[
         "what this command sets.",
     ),
 ]
+PackagesFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--packages",
+        metavar="MAVEN,...",
+        help="Jars that Spark fetches, such as io.delta:delta-spark_2.13:4.0.0.",
+    ),
+]
 OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
@@ -159,9 +167,10 @@ def report(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Write a page with charts about the items of the queues, and the same data as tables."""
-    with spark_session(master, "report", _by_name(conf)) as spark:
+    with spark_session(master, "report", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
         written = pipelines.report(
@@ -188,9 +197,10 @@ def replay(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Write the items that are in the queues now to a table."""
-    with spark_session(master, "replay", _by_name(conf)) as spark:
+    with spark_session(master, "replay", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         written = pipelines.replay(
@@ -206,7 +216,7 @@ def replay(
 
 
 @app.command()
-def history(
+def history(  # noqa: PLR0913 # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
@@ -216,9 +226,10 @@ def history(
     overwrite: OverwriteFlag = False,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Write every item that the journals still contain, with its fate, to a table."""
-    with spark_session(master, "history", _by_name(conf)) as spark:
+    with spark_session(master, "history", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import read_table, write_table  # noqa: PLC0415 # as above
         from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
@@ -240,9 +251,10 @@ def verify(
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Check every journal file; exit status 1 if one is damaged or cannot be read."""
-    with spark_session(master, "verify", _by_name(conf)) as spark:
+    with spark_session(master, "verify", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         checks = pipelines.verify(spark, path, storage=_by_name(storage_option))
@@ -278,9 +290,10 @@ def pack(
     ] = DialectName.DOCUMENTED,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Pack the journals of all queues; nobody else may be using the queue path."""
-    with spark_session(master, "pack", _by_name(conf)) as spark:
+    with spark_session(master, "pack", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         packed = pipelines.pack(
@@ -354,6 +367,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Move or copy items of queues to a table, now or continuously.
 
@@ -381,7 +395,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     storage = _by_name(storage_option)
     if journals is None:
         membership(servers, zookeeper, path_prefix)  # wrong flags are found before Spark starts
-    with spark_session(master, "archive", _by_name(conf)) as spark:
+    with spark_session(master, "archive", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if journals is None:
@@ -456,6 +470,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     storage_option: StorageFlag = None,
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
+    packages: PackagesFlag = None,
 ) -> None:
     """Restore items to journals (--output) or to live servers (--live).
 
@@ -476,7 +491,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     storage = _by_name(storage_option)
     if live:
         membership(servers, zookeeper, path_prefix)  # as above
-    with spark_session(master, "restore", _by_name(conf)) as spark:
+    with spark_session(master, "restore", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if output is not None:
@@ -506,6 +521,11 @@ def restore(  # noqa: PLR0913 # one for each flag
 def _by_name(given: list[str] | None) -> dict[str, str]:
     """Return the values of a flag that takes NAME=VALUE, by name."""
     return {name: value for name, _, value in (one.partition("=") for one in given or ())}
+
+
+def spark_settings(conf: list[str] | None, packages: str | None) -> dict[str, str]:
+    """Return Spark's settings."""
+    return ({"spark.jars.packages": packages} if packages else {}) | _by_name(conf)
 
 
 def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:

@@ -74,6 +74,7 @@ def read_queues(
     *,
     direct_bytes: int = DEFAULT_DIRECT_BYTES,
     delayed: bool = False,
+    mode: Mode = "failfast",
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return what is in the queues of `path` now.
@@ -84,10 +85,11 @@ def read_queues(
         columns: the columns to read; without `data` no item data is read.
         direct_bytes: the size above which the files of a queue are summarised first, in parallel.
         delayed: whether delayed items are rows, too; then there is a column `due`.
+        mode: what to do with a damaged queue: see `kestrelmq.spark.sources.journal_options`.
         storage: options of the store that the path is in.
     """
     path = located(path, storage)
-    reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed))
+    reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed)).option("mode", mode)
     if columns is not None:
         reader = reader.schema(_pick(queue_columns(delayed=delayed), columns))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)

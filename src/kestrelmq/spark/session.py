@@ -131,13 +131,15 @@ def _worker_python() -> str:
 
 
 def start_query(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a query, and return it once its sources are initialized or it has ended.
+    """Start a query; on this machine, return it once its sources are initialized or it has ended.
 
     Spark gives the Python process of a source 10 seconds to connect, and has no setting for that.
-    If the machine is too busy for that, start the query again: nothing has been read yet.
+    If this machine is too busy for that, start the query again: nothing has been read yet.
     """
     query = writer.start()
-    for _ in range(_STARTS):
+    session = SparkSession.getActiveSession()
+    is_here = session is not None and _is_local(session.conf.get("spark.master") or "")
+    for _ in range(_STARTS if is_here else 0):
         while query.isActive and str(query.status["message"]).startswith("Initializing"):
             time.sleep(_LOOK)
         error = query.exception()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kestrelmq.cli.pipeline import wait_for
+from kestrelmq.cli.pipeline import spark_settings, wait_for
 from kestrelmq.cli.spark_runs import root_cause, signals_held_back, sigterm_exits
 
 if TYPE_CHECKING:
@@ -91,3 +91,10 @@ class JavaError:
 def test_an_error_of_java_is_one_line(error: JavaError, line: str) -> None:
     """Without the stack traces that Spark puts into some messages."""
     assert root_cause(error) == line
+
+
+def test_packages_are_a_setting_that_conf_overrides() -> None:
+    """As of `spark-submit`."""
+    assert spark_settings(["a=b=c"], None) == {"a": "b=c"}
+    assert spark_settings(None, "g:a:1") == {"spark.jars.packages": "g:a:1"}
+    assert spark_settings(["spark.jars.packages=x"], "y") == {"spark.jars.packages": "x"}

@@ -218,7 +218,7 @@ def archive_journals(
     given = {
         "startingOffsets": options.starting,
         "failOnDataLoss": str(options.fails_on_loss).lower(),
-        "max_bytes_per_batch": str(options.max_bytes_per_batch),
+        "maxBytesPerTrigger": str(options.max_bytes_per_batch),
     }
     if isinstance(path, Location):
         given |= path.as_options()

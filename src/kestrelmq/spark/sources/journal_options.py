@@ -26,7 +26,7 @@ DEFAULT_DIRECT_BYTES: Final = 256 << 20
 DEFAULT_BATCH_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
 _STREAMS_ONLY: Final = frozenset(
-    {"startingoffsets", "failondataloss", "max_bytes_per_batch", "wait"}
+    {"startingoffsets", "failondataloss", "maxbytespertrigger", "wait"}
 )
 _MAX_BATCH_ROWS: Final = 1_000_000
 _JOURNALS: Final = "a queue path, a journal file, or a glob of either"
@@ -88,6 +88,8 @@ class QueueReadOptions:
         direct_bytes: one task replays a queue whose journal is one file or at most this large; any
             other queue is planned first, its files in parallel.
         delayed: whether delayed items are rows, too.
+        mode: what to do with a damaged queue: `failfast` raises, `permissive` yields a row that
+            describes the damage, `dropmalformed` leaves the queue out.
     """
 
     path: JournalPath
@@ -95,6 +97,7 @@ class QueueReadOptions:
     batch_rows: int = DEFAULT_BATCH_ROWS
     direct_bytes: int = DEFAULT_DIRECT_BYTES
     delayed: bool = False
+    mode: Mode = "failfast"
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
@@ -131,7 +134,7 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
             batch_rows=_batch_rows(options),
             starting=options.take("startingOffsets", earliest, _starting),
             fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
-            max_bytes_per_batch=options.take("max_bytes_per_batch", DEFAULT_BATCH_BYTES, a_size),
+            max_bytes_per_batch=options.take("maxBytesPerTrigger", DEFAULT_BATCH_BYTES, a_size),
             wait=options.take("wait", DEFAULT_WAIT, a_time),
         )
     )
@@ -189,6 +192,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
             batch_rows=_batch_rows(options),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
             delayed=options.take("delayed", False, a_boolean),
+            mode=_mode(options),
         )
     )
 

@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark.replay.delayed_items import (
     DelayedJournal,
@@ -121,11 +122,15 @@ class QueueSourceReader(DataSourceReader):
         options = self._options
         files, delayed = list_with_delayed(options.path, delayed=options.delayed)
         small, large = split_by_size(files, options.direct_bytes)
-        plans = [
-            file
-            for replayed in replay_in_parallel(large, summarise_in_processes)
-            for file in replayed.plans()
-        ]
+        plans = []
+        if options.mode == "failfast":
+            plans = self._plans(large)
+        else:
+            for files in large:
+                try:
+                    plans += self._plans([files])
+                except DamagedJournal:
+                    small.append(files)  # the task that reads it tells so
         shared = divide_by_cost(
             small, lambda files: sum(file.cost for file in files), options.partition_bytes
         )
@@ -141,6 +146,10 @@ class QueueSourceReader(DataSourceReader):
             return iter(())
         return columns.coalesce(self._batches(partition), self._options.batch_rows)
 
+    def _plans(self, queues: Sequence[Sequence[SpoolFile]]) -> list[FileReadPlan]:
+        replayed = replay_in_parallel(queues, summarise_in_processes)
+        return [plan for queue in replayed for plan in queue.plans()]
+
     def _planned(self, plans: Sequence[FileReadPlan]) -> list[InputPartition]:
         """Divide planned files into partitions; small files share one."""
         shared = divide_by_cost(plans, lambda plan: plan.file.size, self._options.partition_bytes)
@@ -155,15 +164,37 @@ class QueueSourceReader(DataSourceReader):
 
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
-            for plan in replay_in_order(files).plans():
+            try:
+                plans = replay_in_order(files).plans()
+            except DamagedJournal as damage:
+                yield from self._damaged(files[0].queue, files[0].spool, damage)
+                continue
+            for plan in plans:
                 yield from self._read_file(plan)
         for plan in partition.planned:
             yield from self._read_file(plan)
         for journal in partition.delayed:
-            items, in_line = delayed_items(journal)
+            try:
+                items, in_line = delayed_items(journal)
+            except DamagedJournal as damage:
+                yield from self._damaged(journal.queue, journal.spool, damage)
+                continue
             for start in range(0, len(items), self._options.batch_rows):
                 some = items[start : start + self._options.batch_rows]
                 yield rows(self._schema, _delayed_makers(journal, some, in_line + start))
+
+    def _damaged(self, queue: str, spool: str, damage: DamagedJournal) -> Iterator[pa.RecordBatch]:
+        """Raise an error, or yield a row with the position -1 that has it as data, or nothing."""
+        if self._options.mode == "failfast":
+            raise damage
+        if self._options.mode == "permissive":
+            told = str(damage).encode()
+            values = {"queue": queue, "spool": spool, "position": -1, "add_time": 0, "expiry": 0}
+            values |= {"size": len(told), "data": told}
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([values.get(field.name.lower())], field.type) for field in self._schema],
+                schema=self._schema,
+            )
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
         for view, items, ordinals in live_items(plan):

@@ -121,8 +121,8 @@ def test_each_source_knows_its_own_options_only() -> None:
     """An option of another source is unknown."""
     with pytest.raises(ConfigError, match="'directBytes'"):
         journal_read_options({"path": "p", "directBytes": "1"})
-    with pytest.raises(ConfigError, match="'mode'"):
-        queue_read_options({"path": "p", "mode": "failfast"})
+    with pytest.raises(ConfigError, match="'pushdown'"):
+        queue_read_options({"path": "p", "pushdown": "true"})
     with pytest.raises(ConfigError, match="'mode'"):
         journal_write_path({"path": "p", "mode": "failfast"})
 
@@ -145,7 +145,7 @@ def test_where_a_stream_begins(written: str, starting: str | int) -> None:
 
 def test_a_stream_and_a_table_have_some_options_each() -> None:
     """The path can be found with those of either, but not of both."""
-    stream = {"path": "p", "failOnDataLoss": "false", "max_bytes_per_batch": "1 MiB", "wait": "2s"}
+    stream = {"path": "p", "failOnDataLoss": "false", "maxBytesPerTrigger": "1 MiB", "wait": "2s"}
     assert journal_stream_options(stream) == JournalStreamOptions(
         "p", fails_on_loss=False, max_bytes_per_batch=1 << 20, wait=2.0
     )
