@@ -1,5 +1,6 @@
 """What very many queues take that are hardly used."""
 
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Final
@@ -15,8 +16,10 @@ from tests.support.fake_clock import FakeClock
 pytestmark = pytest.mark.compiled
 
 QUEUES: Final = 200
-MOST: Final = 5600
-"""Bytes that a queue of a short item may take: about 5,100 with Python 3.11, fewer compiled."""
+MOST: Final = 6200 if sys.version_info >= (3, 13) else 5600
+"""Bytes that a queue of a short item may take: about 5,100 with Python 3.11, fewer compiled; 5,700
+with Python 3.13, whose objects are larger.
+"""
 
 
 def test_an_idle_queue_takes_little(tmp_path: Path) -> None:
