@@ -25,7 +25,7 @@ settings.load_profile("repeatable")
 
 _LONGEST: Final = ("/spark/test_", "/test_stor", "/e2e/", "/crash/", "/integration/")
 """What is in the paths of the longest groups of tests, which come first."""
-_STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "journal_writer", "packed")
+_STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "packed")
 """What is in the names of those modules of `spark` that take half of its time."""
 
 
