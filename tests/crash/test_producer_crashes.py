@@ -41,10 +41,10 @@ class State:
 
 def items_of(queue: Queue) -> list[bytes]:
     """Return the items of a queue, delayed ones included."""
-    records = [*queue.browse(1000), *queue.open.values()]
+    records = [*queue.browse(1000), *(read.item for read in queue.open.values())]
     if queue.companion is not None:
         joined = () if queue._delayed is None else queue._delayed.joined
-        records += [one for xid, one in queue.companion.open.items() if xid not in joined]
+        records += [one.item for xid, one in queue.companion.open.items() if xid not in joined]
     return [item_data(record) for record in records]
 
 

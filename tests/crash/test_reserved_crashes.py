@@ -8,12 +8,13 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.format.records import item_data
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.crash_checks import ONE_MORE, is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 from tests.support.fake_clock import FakeClock
+from tests.support.open_reads import reservations as reservations_of
 from tests.support.recording_directory import (
     Contents,
     RecordingDirectory,
@@ -47,10 +48,10 @@ def state_of(queue: Queue, *, given_back: bool) -> State:
     """Return what a queue holds; `given_back`: after a restart."""
     reserved = queue.reads.reserved
     reservations = reserved.reservations()
-    plain = sorted(xid for xid in queue.open if xid not in reserved.by_xid)
+    plain = sorted(set(queue.open) - set(reservations_of(queue.open)))
     waiting = [item_data(one) for one in queue.browse(1000)]
     if given_back:
-        waiting = [*(item_data(queue.open[xid]) for xid in plain), *waiting]
+        waiting = [*(item_data(queue.open[xid].item) for xid in plain), *waiting]
     return State(
         tuple(waiting),
         tuple(
@@ -59,7 +60,7 @@ def state_of(queue: Queue, *, given_back: bool) -> State:
                     one.nonce,
                     one.terms.owner,
                     one.terms.tag,
-                    tuple(item_data(queue.open[xid]) for xid in reserved.live(one)),
+                    tuple(item_data(queue.open[xid].item) for xid in reserved.live(one)),
                 )
                 for one in reservations
             )

@@ -31,6 +31,9 @@ from kestrelmq.format.records import (
     StateDump,
     Unremove,
     encode,
+    item_add_time,
+    item_data,
+    item_expiry,
 )
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack, write_packed
@@ -145,10 +148,7 @@ def by_server(path: Path) -> Verdict:
     aside = [file for file in path.iterdir() if "~~torn" in file.name]
     torn = before - aside[0].stat().st_size if aside else None
     assert torn is None or list(loaded.journal.sizes.values())[-1] == torn
-    found = []
-    for one in state.memory:
-        added, expiry = (int.from_bytes(one[at : at + 8], "little") for at in (5, 13))
-        found.append((bytes(one[21:]), added, expiry))
+    found = [(item_data(one), item_add_time(one), item_expiry(one)) for one in state.memory]
     return Verdict(torn=torn, contents=found)
 
 

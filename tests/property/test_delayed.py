@@ -12,6 +12,7 @@ from kestrelmq.format.records import item_data
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
+from tests.support.open_reads import record_bytes
 
 pytestmark = pytest.mark.compiled_only
 
@@ -168,7 +169,7 @@ class DelayMachine(QueuesMachine):
         assert self.queue.delayed_items == len(self.late)
         if self.queue.companion is not None:
             reads = self.queue.companion.reads
-            assert reads.open_bytes == sum(map(len, reads.open.values()))
+            assert reads.open_bytes == record_bytes(reads.open)
         assert [item_data(one) for one in self.queue.browse(1000)] == list(self.waiting)
 
     def compare_at_end(self) -> None:

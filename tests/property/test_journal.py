@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.names import group_files
 from kestrelmq.format.records import (
     Add,
@@ -19,6 +18,8 @@ from kestrelmq.format.records import (
     AddXid,
     ConfirmRemove,
     Continue,
+    Item,
+    NotedItem,
     Record,
     Remove,
     RemoveTentative,
@@ -36,6 +37,7 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal
+from tests.support.open_reads import data_by_xid
 from tests.support.readings import Reading
 
 pytestmark = pytest.mark.compiled_only
@@ -82,7 +84,7 @@ related_record: st.SearchStrategy[Record] = st.one_of(
 )
 
 
-def contents(items: Sequence[bytes]) -> list[bytes]:
+def contents(items: Sequence[Item]) -> list[bytes]:
     """Return the data of items."""
     return [item_data(item) for item in items]
 
@@ -142,7 +144,7 @@ def test_replay_is_the_model(records: list[Record]) -> None:
     for batch in walk.batches():
         state.feed_batch(whole, batch, ("q",))
     assert contents(list(state.memory)) == model.contents
-    assert {xid: item_data(item) for xid, item in state.open.items()} == model.reads
+    assert data_by_xid(state.open) == model.reads
     assert state.last_xid == model.last
     assert state.items == len(model.queue)
     assert state.size == sum(map(len, model.contents))
@@ -169,7 +171,7 @@ def test_replay_with_little_memory(files: list[list[Record]], limit: int) -> Non
             found += contents(rest)
             state.behind.close()
         assert found == model.contents
-        assert {xid: item_data(item) for xid, item in state.open.items()} == model.reads
+        assert data_by_xid(state.open) == model.reads
 
 
 @given(st.lists(related_record, min_size=1, max_size=20), st.data())
@@ -226,7 +228,7 @@ def test_reader_hands_out_every_item(records: list[Record], size: int, count: in
         found: list[bytes] = []
         while items := reader.read(("q.1", "q"), count, size):
             assert len(items) <= count
-            assert all(isinstance(item, AnnotatedItem) or type(item) is bytes for item in items)
+            assert all(isinstance(item, NotedItem) or type(item) is bytes for item in items)
             found += contents(items)
         reader.close()
     assert found == added

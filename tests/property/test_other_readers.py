@@ -24,6 +24,7 @@ from kestrelmq.format.records import (
     AddXid,
     ConfirmRemove,
     Continue,
+    Item,
     Record,
     Remove,
     RemoveTentative,
@@ -35,8 +36,8 @@ from kestrelmq.format.records import (
     item_data,
 )
 from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.packing import pack, write_packed
-from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
@@ -51,6 +52,7 @@ from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.journal_bytes import journal
+from tests.support.open_reads import data_by_xid
 from tests.support.readings import Reading, replayed
 
 pytestmark = pytest.mark.compiled_only
@@ -243,7 +245,7 @@ def check_every_reader(files: list[list[Record]], limit: int | None) -> Reading:
         if state.behind is not None:
             state.behind.close()
         assert state.items == len(expected.queue)
-        assert {xid: item_data(one) for xid, one in state.open.items()} == expected.reads
+        assert data_by_xid(state.open) == expected.reads
         assert state.last_xid == expected.last
         served = Served(path, QueueConfig())
         items = served.queue.browse(1_000_000)
@@ -387,7 +389,7 @@ class Served:
     def check(self) -> None:
         """Compare what others find in the files with the queue."""
         queue = self.queue
-        given_back = [queue.open[xid] for xid in sorted(queue.open)]
+        given_back = [queue.open[xid].item for xid in sorted(queue.open)]
         expected = [item_data(one) for one in (*given_back, *self.waiting())]
         readings = [
             replayed(contents(self.path), NAME, keeps_xid=keeps_xid) for keeps_xid in (True, False)
@@ -396,7 +398,7 @@ class Served:
             assert [data for data, _, _ in reading.loaded] == expected
         assert readings[0].reads == readings[1].reads
 
-    def waiting(self) -> list[bytes]:
+    def waiting(self) -> list[Item]:
         """Return the items that wait, those on disk too."""
         copy = self.path / "copy"
         copy.mkdir(exist_ok=True)

@@ -23,6 +23,7 @@ from kestrelmq.upkeep.states import Waiting
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
+from tests.support.open_reads import record_bytes
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled_only
@@ -395,7 +396,7 @@ class QueueMachine(QueuesMachine):
         assert len(queue) == len(self.waiting)
         assert queue.size == sum(len(entry.data) for entry in self.waiting)
         assert set(queue.open) == set(self.reads)
-        assert queue.reads.open_bytes == sum(map(len, queue.open.values()))
+        assert queue.reads.open_bytes == record_bytes(queue.open)
 
     @invariant()
     def other_readers_agree(self) -> None:

@@ -14,10 +14,11 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.errors import TagRefused
 from kestrelmq.format.records import item_data, item_deliveries
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.journal.open_read import ReserveTerms
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
+from tests.support.open_reads import record_bytes, reservations
 
 pytestmark = pytest.mark.compiled_only
 
@@ -415,15 +416,15 @@ class ReservedMachine(QueuesMachine):
         in_memory = [(item_data(one), item_deliveries(one)) for one in queue.browse(1000)]
         model = [(entry.data, entry.deliveries) for entry in self.waiting]
         assert in_memory == model[: len(in_memory)]
-        assert {xid: one.nonce for xid, one in reserved.by_xid.items()} == {
+        assert {xid: one.nonce for xid, one in reservations(queue.open).items()} == {
             xid: nonce for nonce, one in self.held.items() for xid in one.reads
         }
         for nonce, one in self.held.items():
             for xid, entry in one.reads.items():
-                found = reserved.by_xid[xid]
+                found = reservations(queue.open)[xid]
                 assert (found.nonce, found.terms) == (nonce, one.terms)
-                assert item_data(queue.open[xid]) == entry.data
-        assert queue.reads.open_bytes == sum(map(len, queue.open.values()))
+                assert item_data(queue.open[xid].item) == entry.data
+        assert queue.reads.open_bytes == record_bytes(queue.open)
         assert queue.open_reads == len(self.plain) + sum(
             len(one.reads) for one in self.held.values()
         )

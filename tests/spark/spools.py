@@ -56,7 +56,7 @@ def load(spool: Path) -> dict[str, list[Loaded]]:
 
 
 def _items(state: Replay) -> list[Loaded]:
-    given_back = [(xid, item) for xid, item in sorted(state.open.items())]
+    given_back = [(xid, state.open[xid].item) for xid in sorted(state.open)]
     return [
         Loaded(xid, item_add_time(item), item_expiry(item), item_data(item))
         for xid, item in [*given_back, *((None, item) for item in state.memory)]

@@ -22,7 +22,8 @@ from kestrelmq.format.records import (
     Unremove,
     encode,
 )
-from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note
+from kestrelmq.journal.open_read import ReserveTerms
+from kestrelmq.journal.reserved_reads import done_note, reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, verify
 from kestrelmq.spark.pipelines.replay import QueueContents

@@ -10,6 +10,7 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.names import group_files, parse_name
 from kestrelmq.format.records import item, item_add_time, item_data, unremove
 from kestrelmq.journal.loading import load_with_delayed, remove_left_over
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
@@ -195,9 +196,9 @@ def _load(directory: RecordingDirectory) -> _Loaded:
     return _Loaded(tuple(sorted(found.items())), operations)
 
 
-def _in_order(held: ReadTable[bytes], joined: Container[int]) -> Items:
+def _in_order(held: ReadTable[OpenRead], joined: Container[int]) -> Items:
     """Return the delayed items that have not joined, in the order in which they are due."""
-    waiting = [record for xid, record in held.items() if xid not in joined]
+    waiting = [read.record for xid, read in held.items() if xid not in joined]
     return tuple(as_delayed(item_data(one)) for one in sorted(waiting, key=item_add_time))
 
 

@@ -5,7 +5,6 @@ import binascii
 import time
 from collections import deque
 from math import inf
-from operator import itemgetter
 from typing import Final
 
 from kestrelmq.admin.calls import Answer, Call, now
@@ -28,8 +27,16 @@ from kestrelmq.admin.models import (
 )
 from kestrelmq.admin.slices import slices
 from kestrelmq.format.notes import dead_letter
-from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    Item,
+    item_add_time,
+    item_deliveries,
+    item_expiry,
+    record_of,
+)
 from kestrelmq.idempotent_producers import PutMark, put_mark
+from kestrelmq.journal import open_read
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Search
@@ -74,13 +81,14 @@ async def peek_items(call: Call) -> Answer:
     )
 
 
-def _peeked(position: int, record: bytes, max_bytes: int) -> PeekedItem:
-    size, letter = len(record) - ADDX_HEADER, dead_letter(record)
+def _peeked(position: int, one: Item, max_bytes: int) -> PeekedItem:
+    record, letter = record_of(one), dead_letter(one)
+    size = len(record) - ADDX_HEADER
     return PeekedItem(
         position=position,
         add_time=item_add_time(record),
         expiry=item_expiry(record),
-        deliveries=item_deliveries(record),
+        deliveries=item_deliveries(one),
         dead_letter=None if letter is None else PeekedLetter(**letter._asdict()),
         size=size,
         data=base64.b64encode(record[ADDX_HEADER : ADDX_HEADER + max_bytes]).decode(),
@@ -174,13 +182,13 @@ async def list_open_reads(call: Call) -> Answer:
 
 
 def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
-    record, leases = queue.open[xid], queue.reads.reservations
-    reservation = queue.reads.reserved.by_xid.get(xid)
+    found = queue.open[xid]
+    record, reservation = found.record, found.reservation
     read = OpenRead(
         xid=xid,
         add_time=item_add_time(record),
         expiry=item_expiry(record),
-        deliveries=item_deliveries(record) + 1,
+        deliveries=found.deliveries + 1,
         size=len(record) - ADDX_HEADER,
         client=None if client is None else client.id,
         address=None if client is None else client.peer,
@@ -190,7 +198,7 @@ def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
     )
     if reservation is not None:
         read.owner, read.tag = reservation.terms.owner, reservation.terms.tag
-        left = leases.lease_end(xid) - time.monotonic()
+        left = queue.reads.reservations.lease_end(found) - time.monotonic()
         read.lease_ends_in = None if left == inf else round(max(0.0, left), 3)
     return read
 
@@ -202,15 +210,15 @@ async def requeue(call: Call) -> Answer:
     """
     wanted = call.body(Requeue).xids
     queue = call.queue()
-    reads: list[tuple[Queue, int, bytes]] = []
+    reads: list[tuple[Queue, open_read.OpenRead]] = []
     is_in_order = True
     async for some in slices(queue.open if wanted is None else set(wanted), _READS_AT_ONCE):
         held = sorted(filter(queue.is_held, some))
-        if reads and held and held[0] < reads[-1][1]:
+        if reads and held and held[0] < reads[-1][1].xid:
             is_in_order = False
-        reads += [(queue, xid, queue.open[xid]) for xid in held]
+        reads += [(queue, queue.open[xid]) for xid in held]
     if not is_in_order:  # all reads, of whom there may be a million, mostly are
-        reads.sort(key=itemgetter(1))
+        reads.sort(key=lambda read: read[1].xid)
     returning = HeldReadsReturn(queue, deque(reads), why="it was given back")
     await in_slices(queue.giving_back(returning), call.admin.context.turns)
     await changes.wait_until_durable(call.admin.context, queue)

@@ -34,7 +34,13 @@ from kestrelmq.admin.models import (
     Retiring,
 )
 from kestrelmq.admin.slices import slices
-from kestrelmq.format.records import ADDX_HEADER, item_add_time, item_deliveries, item_expiry
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    item_add_time,
+    item_deliveries,
+    item_expiry,
+    record_of,
+)
 from kestrelmq.protocol.reserving import (
     EndsReads,
     Extend,
@@ -139,11 +145,12 @@ async def _send(call: Call, reserved: Reserved, held: Sequence[HeldReads]) -> we
 def _items(reserved: Reserved) -> list[Item]:
     found: list[Item] = []
     for queue, reservation in reserved:
-        for xid, record in zip(*queue.reserved_reads(reservation), strict=True):
+        for xid, one in zip(*queue.reserved_reads(reservation), strict=True):
+            record = record_of(one)
             item = ReservedItem(
                 queue=queue.name,
                 read=read_text(xid, reservation.nonce),
-                deliveries=item_deliveries(record) + 1,
+                deliveries=item_deliveries(one) + 1,
                 add_time=item_add_time(record),
                 expiry=item_expiry(record),
                 size=len(record) - ADDX_HEADER,

@@ -19,7 +19,7 @@ from kestrelmq.admin.errors import ApiError, translated
 from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import Imported
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
-from kestrelmq.format.records import ADDX_HEADER, item_times
+from kestrelmq.format.records import ADDX_HEADER, Item, item_times, record_of
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.context import ItemTimes
@@ -81,10 +81,10 @@ def _headers(queue: str) -> dict[str, str]:
     return {"Content-Type": LINES, "Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
 
 
-def _pieces(queue: str, place: int, records: Sequence[bytes]) -> Iterator[bytes]:
+def _pieces(queue: str, place: int, records: Sequence[Item]) -> Iterator[bytes]:
     """Yield the lines of some items, which begin at `place`, in short pieces."""
     for number, one in enumerate(records, place):
-        data = memoryview(one)[ADDX_HEADER:]
+        data = memoryview(record_of(one))[ADDX_HEADER:]
         where: dict[str, object] = {"queue": queue, "position": number}
         if (dead := dead_letter_fields(one)) is not None:
             where["dead_letter"] = dead

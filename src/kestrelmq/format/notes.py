@@ -21,7 +21,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from kestrelmq.format.checksum import crc32
-from kestrelmq.format.records import item_deliveries, item_letter, save_xid, save_xids, unremove
+from kestrelmq.format.records import (
+    Item,
+    NotedItem,
+    item_deliveries,
+    item_letter,
+    kept_xid,
+    noted,
+    record_of,
+    save_xid,
+    save_xids,
+    unremove,
+)
 
 DELIVERIES: Final = 1
 """Kind: u32, how often the item that the next record adds was handed out before."""
@@ -79,9 +90,9 @@ class DeadLetter(NamedTuple):
         return _LETTER.pack(self.died, len(origin)) + origin + why
 
 
-def dead_letter(record: bytes) -> DeadLetter | None:
+def dead_letter(one: Item) -> DeadLetter | None:
     """Return what a dead letter keeps; None for any other item."""
-    letter = item_letter(record)
+    letter = item_letter(one)
     if not letter:
         return None
     died, length = _LETTER.unpack_from(letter)
@@ -101,16 +112,14 @@ def encode(note: Note, last_xid: int) -> bytes:
     return save_xids(words) + save_xid(last_xid)
 
 
-def counted(record: bytes, last_xid: int) -> bytes:
+def counted(one: Item, last_xid: int) -> bytes:
     """Return the records that add an item: with a note before it, if there is anything to note."""
-    if type(record) is bytes:
-        return record
-    return item_note(record, last_xid) + record
+    return item_note(one, last_xid) + one.record if isinstance(one, NotedItem) else one
 
 
-def item_note(record: bytes, last_xid: int) -> bytes:
+def item_note(one: Item, last_xid: int) -> bytes:
     """Return the note with what the record of an item cannot hold; empty if that is nothing."""
-    deliveries, letter = item_deliveries(record), item_letter(record)
+    deliveries, letter = item_deliveries(one), item_letter(one)
     if letter:
         return encode(Note(DEAD, _U32.pack(min(deliveries, _MOST)) + letter), last_xid)
     return deliveries_note(deliveries, last_xid) if deliveries else b""
@@ -126,19 +135,29 @@ def uncounted_unremove(xid: int, last_xid: int) -> bytes:
     return encode(Note(UNCOUNTED, b""), last_xid) + unremove(xid)
 
 
-def noted_deliveries(note: Note | None) -> int:
+def about_item(note: Note) -> Note | None:
+    """Return `note` if it is the one that `item_note` makes; otherwise None."""
+    return note if noted_deliveries(note) or noted_letter(note) else None
+
+
+def noted_item(one: Item, note: Note | None) -> Item:
+    """Return an item with what the note before it says (see `about_item`)."""
+    if note is None:
+        return one
+    return noted(record_of(one), noted_deliveries(note), noted_letter(note), kept_xid(one))
+
+
+def noted_deliveries(note: Note) -> int:
     """Return how often the next item was handed out, if `note` says so; otherwise 0."""
-    if note is None or not (
-        (note.kind == DELIVERIES and len(note.payload) == _U32.size) or noted_letter(note)
-    ):
+    if not ((note.kind == DELIVERIES and len(note.payload) == _U32.size) or noted_letter(note)):
         return 0
     count: int = _U32.unpack_from(note.payload)[0]
     return count
 
 
-def noted_letter(note: Note | None) -> bytes:
+def noted_letter(note: Note) -> bytes:
     """Return the packed `DeadLetter` that the next item is, if `note` says so; otherwise empty."""
-    if note is None or note.kind != DEAD:
+    if note.kind != DEAD:
         return b""
     letter = note.payload[_U32.size :]
     is_whole = len(letter) >= _LETTER.size and len(letter) >= _LETTER.size + letter[8]

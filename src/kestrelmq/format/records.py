@@ -17,7 +17,7 @@ since the epoch, except in ADD, whose expiry is in seconds. An expiry of 0 means
     9       REMOVE_TENTATIVE_XID  i32 xid                                  (Kestrel 2.x)
 
 In memory, an item is its ADDX record: one `bytes` object, exactly as it is written to the journal.
-`item_data` slices the data out.
+`item_data` slices the data out. The few items of which there is more to say are `NotedItem`s.
 """
 
 from collections.abc import Container, Sequence
@@ -29,7 +29,6 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.clock import Pause
-from kestrelmq.format.delivered_item import AnnotatedItem
 
 ADD: Final = 0
 REMOVE: Final = 1
@@ -191,6 +190,36 @@ Record = (
 Buffer = bytes | bytearray | memoryview | mmap
 
 
+@dataclass(slots=True, init=False)
+class NotedItem:
+    """An item with what its record cannot hold.
+
+    Attributes:
+        record: its ADDX record.
+        deliveries: how often it was handed out before.
+        letter: if it is a dead letter, where it came from, when and why, as `notes.DeadLetter`
+            packs it; otherwise empty.
+        xid: the xid of its ADD_XID, which it has when it is opened for the first time; or None.
+    """
+
+    record: bytes
+    deliveries: int
+    letter: bytes
+    xid: int | None
+
+    def __init__(
+        self, record: bytes, deliveries: int = 0, letter: bytes = b"", xid: int | None = None
+    ) -> None:
+        self.record = record
+        self.deliveries = deliveries
+        self.letter = letter
+        self.xid = xid
+
+
+Item = bytes | NotedItem
+"""An item that waits: its record, if there is nothing more to say."""
+
+
 def encode(record: Record) -> bytes:  # one case for each opcode
     """Return the bytes of `record`.
 
@@ -241,24 +270,64 @@ def item_in_pieces(add_time: int, expiry: int, data: bytes | memoryview, pause: 
     return record.getvalue()
 
 
-def item_data(record: bytes) -> bytes:
+def record_of(one: Item) -> bytes:
+    """Return the record of an item."""
+    return one.record if isinstance(one, NotedItem) else one
+
+
+def item_data(one: Item) -> bytes:
     """Return the data of an item."""
-    return record[ADDX_HEADER:]
+    return record_of(one)[ADDX_HEADER:]
 
 
-def item_add_time(record: bytes) -> int:
+def item_size(one: Item) -> int:
+    """Return the bytes of data in an item."""
+    return len(record_of(one)) - ADDX_HEADER
+
+
+def item_add_time(one: Item) -> int:
     """Return when an item was added (ms)."""
-    return _I64.unpack_from(record, 5)[0]  # type: ignore[no-any-return]
+    return _I64.unpack_from(record_of(one), 5)[0]  # type: ignore[no-any-return]
 
 
-def item_expiry(record: bytes) -> int:
+def item_expiry(one: Item) -> int:
     """Return when an item expires (ms), 0 for never."""
-    return _I64.unpack_from(record, 13)[0]  # type: ignore[no-any-return]
+    return _I64.unpack_from(record_of(one), 13)[0]  # type: ignore[no-any-return]
 
 
-def item_times(record: bytes) -> tuple[int, int]:
+def item_times(one: Item) -> tuple[int, int]:
     """Return when an item was added and when it expires, as `item_add_time` and `item_expiry`."""
-    return _TIMES.unpack_from(record, 5)
+    return _TIMES.unpack_from(record_of(one), 5)
+
+
+def item_deliveries(one: Item) -> int:
+    """Return how often an item was handed out before."""
+    return one.deliveries if isinstance(one, NotedItem) else 0
+
+
+def item_letter(one: Item) -> bytes:
+    """Return where a dead letter came from, when and why (`notes.DeadLetter`); empty for others."""
+    return one.letter if isinstance(one, NotedItem) else b""
+
+
+def kept_xid(one: Item) -> int | None:
+    """Return the xid that an item has when it is opened for the first time; None for most."""
+    return one.xid if isinstance(one, NotedItem) else None
+
+
+def noted(record: bytes, deliveries: int, letter: bytes, xid: int | None = None) -> Item:
+    """Return an item with what its record cannot hold; the record itself if that is nothing."""
+    if deliveries or letter or xid is not None:
+        return NotedItem(record, deliveries, letter, xid)
+    return record
+
+
+def waiting_again(one: Item, *, counted: bool) -> Item:
+    """Return the item of an open read as it waits again: the xid of its ADD_XID is used up.
+
+    `counted` is whether it was handed out once more.
+    """
+    return noted(record_of(one), item_deliveries(one) + counted, item_letter(one))
 
 
 def save_xid(xid: int) -> bytes:
@@ -324,47 +393,7 @@ def remove_tentative_xid(xid: int) -> bytes:
     return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
-def annotated(record: bytes, *, deliveries: int = 0, letter: bytes = b"") -> bytes:
-    """Return `record` with these annotations alone; the record itself if it is to have none."""
-    if not deliveries and not letter and not isinstance(record, AnnotatedItem):
-        return record
-    return AnnotatedItem.of(record, deliveries=deliveries, letter=letter)
-
-
-def waiting_again(record: bytes, *, counted: bool) -> bytes:
-    """Return the item of an open read as it waits again: the xid of its ADD_XID is used up.
-
-    `counted` is whether it was handed out once more.
-    """
-    deliveries, letter = item_deliveries(record) + counted, item_letter(record)
-    return annotated(record, deliveries=deliveries, letter=letter)
-
-
-def another(record: bytes) -> bytes:
-    """Return the same item, with its annotations, as another object."""
-    if isinstance(record, AnnotatedItem):
-        return AnnotatedItem.of(
-            record, xid=record.xid, deliveries=record.deliveries, letter=record.letter
-        )
-    return bytes(memoryview(record))
-
-
-def kept_xid(record: bytes) -> int | None:
-    """Return the xid that an item has when it is opened for the first time; None for most."""
-    return record.xid if isinstance(record, AnnotatedItem) else None
-
-
-def item_deliveries(record: bytes) -> int:
-    """Return how often an item was handed out before."""
-    return record.deliveries if isinstance(record, AnnotatedItem) else 0
-
-
-def item_letter(record: bytes) -> bytes:
-    """Return where a dead letter came from, when and why (`notes.DeadLetter`); empty for others."""
-    return record.letter if isinstance(record, AnnotatedItem) else b""
-
-
-def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
+def added_item(buffer: Buffer, start: int, end: int) -> Item | None:
     """Return the item that the whole record in `buffer[start:end]` adds, or None if it adds none.
 
     An ADD has no add time. Its item gets 0, the oldest possible.
@@ -379,7 +408,7 @@ def added_item(buffer: Buffer, start: int, end: int) -> bytes | None:
         record = bytes((ADDX,)) + bytes(buffer[start + 5 : end])
         if opcode == CONTINUE:
             return record
-        return AnnotatedItem.of(record, xid=record_xid(buffer, start))
+        return NotedItem(record, xid=record_xid(buffer, start))
     return None
 
 

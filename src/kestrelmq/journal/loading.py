@@ -43,6 +43,7 @@ from kestrelmq.format.records import (
     item_add_time,
     save_xid,
 )
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import Producers
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
@@ -97,7 +98,7 @@ class LoadedDelayed:
     """
 
     journal: FileJournal | NoJournal
-    held: ReadTable[bytes]
+    held: ReadTable[OpenRead]
     last_xid: int = 0
     prelude: bytes = b""
     joined: Collection[int] = ()

@@ -12,8 +12,7 @@ from typing import Final
 
 from kestrelmq.disk.opening import open_regular
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.format.delivered_item import AnnotatedItem
-from kestrelmq.format.notes import NoteReader, noted_deliveries, noted_letter
+from kestrelmq.format.notes import Note, NoteReader, about_item, noted_item
 from kestrelmq.format.records import (
     ADDX,
     CONFIRM_REMOVE,
@@ -22,9 +21,10 @@ from kestrelmq.format.records import (
     REMOVE_TENTATIVE,
     SAVE_XID,
     UNREMOVE,
+    Item,
     added_item,
     is_state_dump,
-    kept_xid,
+    record_of,
     record_xid,
 )
 from kestrelmq.format.scanning import MIN_RUN, record_length, scan, uniform_run
@@ -91,8 +91,7 @@ class JournalReader:
         file: name of the file that it reads.
         position: where in the file the next record to look at begins.
         item_bytes: bytes of the items that were returned so far.
-        next_deliveries: how often the next item was handed out, if a note before it was read.
-        next_letter: the packed `DeadLetter` that it is, if so.
+        note: the note about the next item, if one before it was read.
         large: bytes of the next record, if `read` stopped before it because it is large.
     """
 
@@ -115,7 +114,7 @@ class JournalReader:
         self.file = file
         self.position = position
         self.item_bytes = self.large = 0
-        self.next_deliveries, self.next_letter = 0, b""
+        self.note: Note | None = None
         # Another object whenever the reader moves to another place.
         self._visit = object()
         self._notes = NoteReader()
@@ -137,7 +136,7 @@ class JournalReader:
         max_bytes: int,
         max_other: int | None = None,
         max_record: int | None = None,
-    ) -> list[bytes]:
+    ) -> list[Item]:
         """Return the next items, in order; an empty list at the end of the last of `files`.
 
         Args:
@@ -155,7 +154,7 @@ class JournalReader:
 
         Items that were read before an error are returned; the next call raises the error.
         """
-        items: list[bytes] = []
+        items: list[Item] = []
         read = other = 0
         while len(items) < max_items and read < max_bytes:
             if self._next >= self._found:
@@ -170,8 +169,8 @@ class JournalReader:
             if self._length:
                 count = (max_bytes - read + self._length - 1) // self._length
                 taken = self._take_run(min(count, max_items - len(items)))
-                if self.next_deliveries or self.next_letter:
-                    taken[0] = self._annotated(taken[0])
+                if self.note is not None:
+                    taken[0] = self._noted(taken[0])
                 items += taken
                 read += len(taken) * self._length
                 continue
@@ -183,16 +182,15 @@ class JournalReader:
             if opcode == ADDX:
                 # Compiled code would copy all of a chunk that is one large record.
                 is_all = not start and end == len(self._chunk)
-                item: bytes | None = self._chunk if is_all else self._chunk[start:end]
+                item: Item | None = self._chunk if is_all else self._chunk[start:end]
             elif opcode == SAVE_XID:
                 item = None
                 self._read_note(record_xid(self._chunk, start))
             else:
                 item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
-                is_noted = self.next_deliveries or self.next_letter
-                items.append(self._annotated(item) if is_noted else item)
-                read += len(item)
+                read += len(record_of(item))
+                items.append(item if self.note is None else self._noted(item))
                 continue
             other += end - start
             if max_other is not None and other >= max_other:
@@ -204,19 +202,18 @@ class JournalReader:
         """Read a SAVE_XID, which may be a word of a note about the next item."""
         note = self._notes.feed(xid)
         if note is not None:
-            self.next_deliveries, self.next_letter = noted_deliveries(note), noted_letter(note)
+            self.note = about_item(note)
 
-    def _annotated(self, item: bytes) -> bytes:
+    def _noted(self, item: Item) -> Item:
         """Return the item after a note with what the note says."""
-        deliveries, letter = self.next_deliveries, self.next_letter
-        self.next_deliveries, self.next_letter = 0, b""
-        return AnnotatedItem.of(item, xid=kept_xid(item), deliveries=deliveries, letter=letter)
+        note, self.note = self.note, None
+        return noted_item(item, note)
 
     def _forget_note(self) -> None:
         self._notes.reset()
-        self.next_deliveries, self.next_letter = 0, b""
+        self.note = None
 
-    def _take_run(self, count: int) -> list[bytes]:
+    def _take_run(self, count: int) -> list[Item]:
         """Return the next items of the run in the chunk, at most `count`."""
         count = min(count, self._found - self._next)
         length = self._length
@@ -225,7 +222,7 @@ class JournalReader:
         self._next += count
         self.position = self._chunk_at + end
         chunk = self._chunk
-        items: list[bytes] = []
+        items: list[Item] = []
         cut = self._cutter
         whole = end - count % _CUT_AT_ONCE * length
         for at in range(start, whole, _CUT_AT_ONCE * length):
@@ -367,7 +364,7 @@ class JournalReader:
         reader = JournalReader(self._path, self.file, self.position, self._size, self._open_file)
         if self._descriptor is not None:
             reader._descriptor = os.dup(self._descriptor)
-        reader.next_deliveries, reader.next_letter = self.next_deliveries, self.next_letter
+        reader.note = self.note
         reader._notes = self._notes.copy()
         return reader
 

@@ -48,15 +48,18 @@ from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
     Add,
     Buffer,
+    Item,
     add_xid,
     encode,
     item,
     next_xid,
+    record_of,
     remove_tentative_xid,
     save_xid,
     xid_before,
 )
 from kestrelmq.journal.loading import replay_whole
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
@@ -88,7 +91,7 @@ _DEAD_READ: Final = item(0, 0, b"")
 def open_read_records(
     dialect: Dialect,
     last_xid: int,
-    reads: ReadTable[bytes],
+    reads: ReadTable[OpenRead],
     *,
     is_live: Callable[[int], bool] | None = None,
 ) -> Iterator[bytes]:
@@ -103,14 +106,14 @@ def open_read_records(
     # No counter gives 0; only an item that was added with ADD_XID 0 has that xid. Readers that
     # count for such items, too, open it under one that no other read has.
     instead_of_0 = next_xid(0, reads) if 0 in reads else 0
-    for xid, found in chain.from_iterable(reads.drain()):
-        record = found if is_live is None or is_live(xid) else _DEAD_READ
+    for xid, read in chain.from_iterable(reads.drain()):
+        one = read.item if is_live is None or is_live(xid) else _DEAD_READ
         if dialect == "kestrel-2":
-            yield counted(record, last_xid) + remove_tentative_xid(xid)
+            yield counted(one, last_xid) + remove_tentative_xid(xid)
             continue
         before = xid_before(xid or instead_of_0)
-        prelude = item_note(record, before) or save_xid(before)
-        yield prelude + add_xid(xid, record) + REMOVE_TENTATIVE_RECORD
+        prelude = item_note(one, before) or save_xid(before)
+        yield prelude + add_xid(xid, record_of(one)) + REMOVE_TENTATIVE_RECORD
     if dialect != "kestrel-2":
         yield save_xid(last_xid)
 
@@ -167,8 +170,8 @@ class MemorySource:
         self,
         dialect: Dialect,
         last_xid: int,
-        reads: ReadTable[bytes],
-        items: Sequence[bytes],
+        reads: ReadTable[OpenRead],
+        items: Sequence[Item],
         joined: ReadTable[bytes] | None = None,
         reserved: ReservedSnapshot = NOTHING_RESERVED,
         marks: Iterable[tuple[bytes, LastMark]] = (),
@@ -214,7 +217,7 @@ class ExpectedContents:
 
     items: int
     size: int
-    reads: ReadTable[bytes]
+    reads: ReadTable[OpenRead]
     """The open reads; to compare them empties the table."""
     last_xid: int | None
     """None if it is not to be compared."""
@@ -292,7 +295,7 @@ class FilesSource:
             reserved = state.reserved.snapshot()
             yield from in_pieces(self._read_records(state))
             joined = chain.from_iterable(self._joined.drain())
-            found = ((xid, self._delayed[xid]) for xid in sorted(state.joined))
+            found = ((xid, self._delayed[xid].record) for xid in sorted(state.joined))
             yield from joined_notes(chain(joined, found), state.last_xid)
             yield from in_pieces(reserved.records(state.last_xid, pause))
             while state.producers.forget_before(self._marks_since):
@@ -315,7 +318,7 @@ class FilesSource:
         if expected is None:
             return
         reserved, reads = state.reserved, len(expected.reads)
-        found = (state.items, state.size, len(state.open), len(reserved.by_xid), len(reserved.done))
+        found = (state.items, state.size, len(state.open), reserved.count, len(reserved.done))
         wanted = (expected.items, expected.size, reads, expected.reserved, expected.done_tags)
         if (
             found != wanted
@@ -339,7 +342,7 @@ class FilesSource:
             is_live=None if live is None else live.is_read_live,
         )
 
-    def _items(self, state: Replay) -> Iterator[Sequence[bytes]]:
+    def _items(self, state: Replay) -> Iterator[Sequence[Item]]:
         place = 0
         if self._live is not None:
             place = self._skip(state, min(self._live.first, state.items))
@@ -365,7 +368,7 @@ class FilesSource:
             state.behind_items -= left
         return count
 
-    def _next_items(self, state: Replay) -> list[bytes]:
+    def _next_items(self, state: Replay) -> list[Item]:
         memory = state.memory
         if memory:
             return [memory.popleft() for _ in range(min(len(memory), 1000))]
@@ -378,7 +381,7 @@ class FilesSource:
         return items
 
 
-def _has_all(reads: ReadTable[bytes], wanted: ReadTable[bytes], pause: Pause) -> bool:
+def _has_all(reads: ReadTable[OpenRead], wanted: ReadTable[OpenRead], pause: Pause) -> bool:
     """Whether all xids of `wanted`, which is emptied, are in `reads`."""
     for page in wanted.drain():
         if not all(xid in reads for xid, _ in page):

@@ -30,19 +30,18 @@ back from the files through a `JournalReader` when a remove gets that far.
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol
 
 from kestrelmq.format.checksum import crc32
-from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.notes import (
     DELAYED,
     JOINED,
     UNCOUNTED,
     Note,
     NoteReader,
-    noted_deliveries,
+    about_item,
+    noted_item,
     noted_joins,
-    noted_letter,
 )
 from kestrelmq.format.records import (
     ADD,
@@ -58,13 +57,17 @@ from kestrelmq.format.records import (
     SAVE_XID,
     UNREMOVE,
     Buffer,
+    Item,
     added_item,
+    item_size,
     kept_xid,
     next_xid,
+    record_of,
     record_xid,
     waiting_again,
 )
 from kestrelmq.journal.memory_budget import fitting, limit_for_now
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
@@ -72,25 +75,13 @@ from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]
-Item = TypeVar("Item")
-Opened_contra = TypeVar("Opened_contra", contravariant=True)
-ItemsByXid = Mapping[int, bytes] | ReadTable[bytes]
+ItemsByXid = Mapping[int, OpenRead] | ReadTable[OpenRead]
 NONE_DELAYED: Final[ItemsByXid] = {}
 _ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
 """Opcodes of records that add an item."""
 
 
-class OpenReadMap(Protocol[Opened_contra]):
-    """Items of open reads by xid."""
-
-    def __contains__(self, xid: object, /) -> bool:
-        """Whether a read is open under `xid`."""
-
-    def __setitem__(self, xid: int, item: Opened_contra, /) -> None:
-        """Open a read under `xid`, which is free."""
-
-
-class QueueState(Protocol[Item]):
+class QueueState(Protocol):
     """What `apply` reads and changes of the state into which records are folded.
 
     Attributes:
@@ -102,13 +93,16 @@ class QueueState(Protocol[Item]):
     counter: "CounterXids"
 
     @property
-    def open(self) -> OpenReadMap[Item]:
-        """The open reads."""
+    def open(self) -> Container[int]:
+        """The xids of the open reads."""
 
-    def take(self) -> Item | None:
+    def open_read(self, xid: int, item: Any) -> None:
+        """Open a read of an item that was taken under `xid`, which is free."""
+
+    def take(self) -> Any:
         """Take the head; None when the queue is empty."""
 
-    def kept_xid(self, item: Item) -> int | None:
+    def kept_xid(self, item: Any) -> int | None:
         """Return the xid of the ADD_XID that added `item`; None if it has none any more."""
 
     def save_xid(self, xid: int) -> None:
@@ -124,7 +118,7 @@ class QueueState(Protocol[Item]):
         """Give the open read `xid` back to the head, if there is one."""
 
 
-def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
+def apply(state: QueueState, opcode: int, xid: int) -> None:
     """Apply a record to `state`, except for the item that it adds, which is already appended.
 
     Args:
@@ -141,13 +135,13 @@ def apply(state: QueueState[Item], opcode: int, xid: int) -> None:
             state.counter.opened(xid, last, is_kept=xid == kept)
             if xid != kept:
                 state.last_xid = xid
-            state.open[xid] = item
+            state.open_read(xid, item)
     elif opcode == REMOVE_TENTATIVE_XID:
         item = None if xid in state.open else state.take()
         if item is not None:
             state.save_xid(xid)
             state.counter.last = None
-            state.open[xid] = item
+            state.open_read(xid, item)
     elif opcode in {CONFIRM_REMOVE, CONTINUE, UNREMOVE}:
         counter = state.counter
         read = counter.ended(xid)
@@ -230,12 +224,12 @@ class Replay:
     """The state of a queue according to its journal.
 
     Attributes:
-        memory: items at the head, in order, as ADDX records.
+        memory: items at the head, in order.
         memory_bytes: bytes of data in them.
         behind: reader positioned at the first item that is not in memory; None if all are.
         behind_items: how many items are not in memory.
         behind_bytes: bytes of data in those.
-        open: items of open reads by xid.
+        open: the open reads by xid.
         reserved: which of the open reads are reserved, and which tags are over.
         producers: the last marks of producers.
         last_xid: the last-used xid.
@@ -261,14 +255,14 @@ class Replay:
             open_reader: makes a reader positioned at (file, position); required with a limit.
             delayed: the queue's delayed items by xid, according to their own journal.
         """
-        self.memory: deque[bytes] = deque()
+        self.memory: deque[Item] = deque()
         self.memory_bytes = 0
         self.behind: JournalReader | None = None
         self.behind_items = 0
         self.behind_bytes = 0
-        self.open: ReadTable[bytes] = ReadTable()
+        self.open: ReadTable[OpenRead] = ReadTable()
         self.counter = CounterXids(self.open)
-        self.reserved = ReservedReads()
+        self.reserved = ReservedReads(self.open)
         self.producers = Producers()
         self.last_xid = 0
         self.dialect: Literal["documented", "kestrel-2"] | None = None
@@ -280,8 +274,8 @@ class Replay:
         self.is_note_cut = False
         # Whether a note says something about the item that the next record adds.
         self._is_item_noted = False
-        # How often that item was handed out, according to a note; and its letter if it is dead.
-        self._deliveries, self._letter = 0, b""
+        # The note that says how often that item was handed out, and its letter if it is dead.
+        self._note: Note | None = None
         # Whether a note says that the next read that is given back does not count.
         self._is_uncounted = False
         self._delayed = delayed
@@ -418,30 +412,26 @@ class Replay:
 
     def _forget_notes(self) -> None:
         self._notes.reset()
-        self._deliveries, self._letter = 0, b""
+        self._note = None
         self._is_uncounted, self._joining = False, None
         self._mark, self._is_item_noted = None, False
 
-    def _add(self, item: bytes, start: int) -> None:
-        size = len(item) - ADDX_HEADER
-        if (self._deliveries or self._letter) and self.behind is None:
-            item = AnnotatedItem.of(
-                item, xid=kept_xid(item), deliveries=self._deliveries, letter=self._letter
-            )
+    def _add(self, item: Item, start: int) -> None:
+        size = item_size(item)
         limit = self._limit
         if self.behind is None and (
             limit is None or self.memory_bytes + size <= limit or not self.memory
         ):
-            self.memory.append(item)
+            self.memory.append(noted_item(item, self._note))
             self.memory_bytes += size
         else:
             self._add_behind(size, start)
         if self._joining is not None:
             self.joined.add(self._joining)
         noted = self._mark
-        if noted is not None and noted.is_of(item):
+        if noted is not None and noted.is_of(record_of(item)):
             self.producers.set(noted.mark, noted.added)
-        self._deliveries, self._letter, self._joining = 0, b"", None
+        self._note = self._joining = None
         self._mark, self._is_item_noted = None, False
 
     def _add_behind(self, size: int, start: int) -> None:
@@ -449,19 +439,22 @@ class Replay:
             if self._open_reader is None:
                 raise ValueError("a memory limit needs a reader")
             self.behind = self._open_reader(self._files[-1], start)
-            self.behind.next_deliveries = self._deliveries
-            self.behind.next_letter = self._letter
+            self.behind.note = self._note
         self.behind_items += 1
         self.behind_bytes += size
 
-    def take(self) -> bytes | None:
+    def open_read(self, xid: int, item: Item) -> None:
+        """Open a read of an item that was taken under `xid`, which is free."""
+        self.open[xid] = OpenRead(xid, item)
+
+    def take(self) -> Item | None:
         """Take the head; None when the queue is empty."""
         if not self.memory:
             if self.behind is None:
                 return None
             self._refill(self.behind)
         item = self.memory.popleft()
-        self.memory_bytes -= len(item) - ADDX_HEADER
+        self.memory_bytes -= item_size(item)
         return item
 
     def _refill(self, reader: JournalReader) -> None:
@@ -470,7 +463,7 @@ class Replay:
         items = reader.read(self._files, self.behind_items, wanted)
         if not items:
             raise too_few_items(self._files)
-        size = sum(map(len, items)) - ADDX_HEADER * len(items)
+        size = sum(map(item_size, items))
         self.memory.extend(items)
         self.memory_bytes += size
         self.behind_items -= len(items)
@@ -479,7 +472,7 @@ class Replay:
             reader.close()
             self.behind = None
 
-    def kept_xid(self, item: bytes) -> int | None:
+    def kept_xid(self, item: Item) -> int | None:
         """Return the xid of the ADD_XID that added `item`; None if it has none any more."""
         return kept_xid(item)
 
@@ -490,18 +483,15 @@ class Replay:
         self.last_xid = xid
         note = self._notes.feed(xid)
         if note is not None:
-            self._deliveries, self._letter = noted_deliveries(note), noted_letter(note)
+            self._note = about_item(note)
             self._is_uncounted = note.kind == UNCOUNTED
             if self._delayed:
                 self._note_joins(note)
             self._mark = noted_mark(note)
             self._is_item_noted = (
-                self._deliveries != 0
-                or self._letter != b""
-                or self._joining is not None
-                or self._mark is not None
+                self._note is not None or self._joining is not None or self._mark is not None
             )
-            self.reserved.apply(note, self.open)
+            self.reserved.apply(note)
             self.producers.apply(note)
 
     def end(self) -> None:
@@ -524,7 +514,7 @@ class Replay:
         there = [
             xid
             for xid, checksum in noted_joins(note)
-            if xid in delayed and crc32(delayed[xid]) == checksum
+            if xid in delayed and crc32(delayed[xid].record) == checksum
         ]
         self._joining = there[0] if there and note.kind == DELAYED else None
         if note.kind == JOINED:
@@ -536,21 +526,21 @@ class Replay:
 
     def confirm(self, xid: int) -> None:
         """Drop the open read `xid`, if there is one."""
-        if self.open.pop(xid) is None:
+        read = self.open.pop(xid)
+        if read is None:
             self.reserved.unconfirmed.pop(xid, None)
-        elif self.reserved.by_xid or self.reserved.uncounted:
-            self.reserved.end(xid)
+        else:
+            self.reserved.end(read)
 
     def unremove(self, xid: int) -> None:
         """Give the open read `xid` back to the head, if there is one.
 
         It was handed out once more, unless a note says that this does not count.
         """
-        item, reserved = self.open.pop(xid), self.reserved
-        is_counted = not self._is_uncounted and xid not in reserved.uncounted
-        if reserved.by_xid or reserved.uncounted:
-            reserved.end(xid)
-        if item is not None:
+        read = self.open.pop(xid)
+        if read is not None:
+            self.reserved.end(read)
+            is_counted = read.is_counted and not self._is_uncounted
             self._is_uncounted = False
-            self.memory.appendleft(waiting_again(item, counted=is_counted))
-            self.memory_bytes += len(item) - ADDX_HEADER
+            self.memory.appendleft(waiting_again(read.item, counted=is_counted))
+            self.memory_bytes += item_size(read.item)

@@ -28,6 +28,7 @@ from kestrelmq.clock import SystemClock, Throttle
 from kestrelmq.deferred_logs import get_logger, log_afterwards
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
+from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.library.items import Item
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
@@ -61,8 +62,8 @@ class WaitingThread:
         self._item: Item | None = None
         self._failure: KestrelError | None = None
 
-    def _serve(self, record: bytes | None, xid: int) -> None:
-        self._item = None if record is None else Item.of(record, xid)
+    def _serve(self, one: QueueItem | None, xid: int) -> None:
+        self._item = None if one is None else Item.of(one, xid)
         self._access.served.append(self)
 
     def _fail(self, error: KestrelError) -> None:
@@ -246,7 +247,7 @@ class QueueAccess:
         self.waiting.difference_update(self.served)
         done.served, self.served = self.served, []
 
-    def read(self, look: Look) -> list[bytes]:
+    def read(self, look: Look) -> list[QueueItem]:
         """Return the records of the items at which `look` looks; from disk without the lock.
 
         Raises:

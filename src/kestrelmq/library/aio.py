@@ -26,6 +26,7 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.forks import UserProcess
+from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
@@ -39,8 +40,8 @@ from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
 
 T = TypeVar("T")
-_ServedFuture = asyncio.Future[tuple[bytes | None, int]]
-_Delivery = tuple[_ServedFuture, bytes | None, int]
+_ServedFuture = asyncio.Future[tuple[QueueItem | None, int]]
+_Delivery = tuple[_ServedFuture, QueueItem | None, int]
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ class AsyncPersistentQueue(QueueOperations):
     async def _next(self, steps: Generator[T, None, None]) -> T | None:
         return self._apply(self._queue(), lambda _: next(steps, None))[0]
 
-    async def _read(self, look: Look) -> list[bytes]:
+    async def _read(self, look: Look) -> list[QueueItem]:
         with closing(look.views()) as views:
             for view in views:
                 if view.is_on_disk:  # it must not be closed before the thread has ended

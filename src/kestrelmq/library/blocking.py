@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
 from kestrelmq.errors import KestrelError, NotSynced, QueueUnavailable
+from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, WaitingThread
 from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
@@ -203,7 +204,7 @@ class BlockingQueue(QueueUse):
     async def _next(self, steps: Generator[T, None, None]) -> T | None:
         return self._access.change(lambda: next(steps, None))[0]
 
-    async def _read(self, look: Look) -> list[bytes]:
+    async def _read(self, look: Look) -> list[QueueItem]:
         return self._access.read(look)
 
     async def _aside(self, work: Callable[[], T]) -> T:

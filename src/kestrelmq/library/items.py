@@ -7,6 +7,7 @@ from typing import Final
 
 from kestrelmq.arguments import given_number, given_time
 from kestrelmq.format.notes import DeadLetter, dead_letter
+from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.format.records import item_add_time, item_data, item_deliveries, item_expiry
 
 Expiry = float | timedelta | datetime | None
@@ -39,15 +40,15 @@ class Item:
     dead_letter: DeadLetter | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, record: bytes, xid: int) -> "Item":
-        """Make an item from the record that the queue holds."""
+    def of(cls, one: QueueItem, xid: int) -> "Item":
+        """Make an item from the one that the queue holds."""
         return cls(
-            item_data(record),
-            item_add_time(record),
-            item_expiry(record) or None,
+            item_data(one),
+            item_add_time(one),
+            item_expiry(one) or None,
             xid,
-            item_deliveries(record),
-            dead_letter(record),
+            item_deliveries(one),
+            dead_letter(one),
         )
 
 

@@ -33,9 +33,10 @@ from kestrelmq.errors import (
     NoDeadLetterQueue,
     TagRefused,
 )
+from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.idempotent_producers import PutMark, put_mark
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.library.items import (
     LONGEST_TIME,
     Delay,
@@ -175,7 +176,7 @@ class QueueUse(ABC):
         """Do the next step of a generator that belongs to the queue's owner; None at the end."""
 
     @abstractmethod
-    async def _read(self, look: Look) -> list[bytes]:
+    async def _read(self, look: Look) -> list[QueueItem]:
         """Return the records of the items at which `look` looks. Raises QueueUnavailable."""
 
     @abstractmethod

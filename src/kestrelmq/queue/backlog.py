@@ -1,6 +1,7 @@
 """The waiting items of a queue, in order: the first of them in memory, the others on disk only.
 
-- An item in memory is its ADDX record, the same bytes that were written to the journal.
+- An item in memory is its ADDX record, the same bytes that were written to the journal; if there is
+  more to say of it, a `NotedItem`. Items that were taken and are back stand in front of the others.
 - Memory holds at most `max_memory_size` bytes of data and one more item. The rest is behind: it is
   counted, and read back from the journal when its turn comes, in large pieces and in order. So a
   long queue is served at the disk's sequential speed.
@@ -8,11 +9,11 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from kestrelmq.deferred_logs import get_logger
-from kestrelmq.format.records import ADDX_HEADER, item_add_time
+from kestrelmq.format.records import ADDX_HEADER, Item, item_add_time, item_size
 from kestrelmq.journal.memory_budget import limit_for_now
 from kestrelmq.journal.reader import JournalReader, LargeRecord, too_few_items
 from kestrelmq.journal.replay import Replay
@@ -57,7 +58,7 @@ class ReadBehind:
 
     def read(
         self, files: Sequence[str], wanted: int, *, brief: bool = False, at_once: bool = True
-    ) -> tuple[list[bytes], int]:
+    ) -> tuple[list[Item], int]:
         """Take items of about `wanted` bytes from the front; return them and their data bytes.
 
         With `brief`, only a short time is spent, and perhaps no item is found yet. Unless it must
@@ -117,8 +118,9 @@ class Backlog(JournalFollower):
     """The waiting items. The hot path uses the attributes directly.
 
     Attributes:
-        memory: the items in memory, the head first.
-        memory_bytes: bytes of data in them, without open reads.
+        front: the items that were taken and are back, the head last; none of them is on disk only.
+        memory: the other items in memory, the first of them first.
+        memory_bytes: bytes of data in both, without open reads.
         memory_limit: bytes of data that memory may hold until the limit is computed again.
         max_memory_bytes: bytes of data that memory may hold at most (`max_memory_size`).
         behind: the items that are on disk only; None if there are none.
@@ -128,10 +130,14 @@ class Backlog(JournalFollower):
         producers: the last marks of those who number the items that they add.
     """
 
-    def __init__(self, name: str, journal: FileJournal | NoJournal, state: Replay) -> None:
-        """Start with the items of `state`; `name` is the queue's."""
+    def __init__(
+        self, name: str, journal: FileJournal | NoJournal, state: Replay, given_back: int
+    ) -> None:
+        """Start with the items of `state`; the first `given_back` were; `name` is the queue's."""
         self._name = name
         self.memory = state.memory
+        self.front: list[Item] = [self.memory.popleft() for _ in range(given_back)]
+        self.front.reverse()
         self.memory_bytes = state.memory_bytes
         self.producers = state.producers
         self.memory_limit = self.max_memory_bytes = 0
@@ -144,7 +150,19 @@ class Backlog(JournalFollower):
             journal.follower = self
 
     def __len__(self) -> int:
-        return len(self.memory) + self.behind_items
+        return self.memory_items + self.behind_items
+
+    @property
+    def memory_items(self) -> int:
+        """Number of items that are in memory."""
+        return len(self.front) + len(self.memory)
+
+    @property
+    def head(self) -> Item | None:
+        """The head; None if no item is in memory."""
+        if self.front:
+            return self.front[-1]
+        return self.memory[0] if self.memory else None
 
     @property
     def size(self) -> int:
@@ -159,12 +177,13 @@ class Backlog(JournalFollower):
     @property
     def oldest(self) -> int:
         """When the item at the head was added (ms); 0 if no item is in memory."""
-        return item_add_time(self.memory[0]) if self.memory else 0
+        head = self.head
+        return 0 if head is None else item_add_time(head)
 
-    def browse(self, count: int, offset: int = 0) -> list[bytes]:
+    def browse(self, count: int, offset: int = 0) -> list[Item]:
         """Return at most `count` of the items in memory from `offset` on, without taking them."""
-        end = min(offset + count, len(self.memory))  # islice takes no number beyond 64 bits
-        return list(islice(self.memory, min(offset, end), end))
+        end = min(offset + count, self.memory_items)  # islice takes no number beyond 64 bits
+        return list(islice(chain(reversed(self.front), self.memory), min(offset, end), end))
 
     # --- adding and taking ---
 
@@ -180,20 +199,20 @@ class Backlog(JournalFollower):
         if self.memory_bytes + size <= self.memory_limit:
             return True
         self._measure()
-        return not self.memory or self.memory_bytes + size <= self.memory_limit
+        return not self.memory_items or self.memory_bytes + size <= self.memory_limit
 
     def _measure(self) -> None:
         """Compute `memory_limit` again from how full memory is."""
         if isinstance(self._journal, FileJournal):
             most, held = self.max_memory_bytes, self.memory_bytes
-            self.memory_limit = limit_for_now(most, held, len(self.memory))
+            self.memory_limit = limit_for_now(most, held, self.memory_items)
             if not self.refill_below:
                 self._plan_refill()
 
     def _plan_refill(self) -> None:
         """Decide when to read items back next."""
         if self.behind is not None:
-            held, items = self.memory_bytes, len(self.memory)
+            held, items = self.memory_bytes, self.memory_items
             self.refill_below = self.behind.refill_below(held, items, self.memory_limit)
 
     def enter_read_behind(self, unwritten: int) -> None:
@@ -209,28 +228,28 @@ class Backlog(JournalFollower):
         self.behind = ReadBehind(journal.reader(journal.current_name, position))
         self._plan_refill()
 
-    def append(self, record: bytes, size: int) -> None:
+    def append(self, one: Item, size: int) -> None:
         """Add an item of `size` bytes of data at the end; in read-behind, only count it."""
         self.total_items += 1
         self.put_bytes += size
         behind = self.behind
         if behind is None:
-            self.memory.append(record)
+            self.memory.append(one)
             self.memory_bytes += size
         else:
             behind.items += 1
             behind.bytes += size
 
-    def take(self) -> bytes:
+    def take(self) -> Item:
         """Take the head, which must be in memory."""
-        record = self.memory.popleft()
-        self.memory_bytes -= len(record) - ADDX_HEADER
-        return record
+        one = self.front.pop() if self.front else self.memory.popleft()
+        self.memory_bytes -= item_size(one)
+        return one
 
-    def put_back(self, record: bytes) -> None:
+    def put_back(self, one: Item) -> None:
         """Make an item that was taken the head again."""
-        self.memory.appendleft(record)
-        self.memory_bytes += len(record) - ADDX_HEADER
+        self.front.append(one)
+        self.memory_bytes += item_size(one)
 
     def drop_last(self, size: int) -> None:
         """Drop the item that was added last, of `size` bytes."""
@@ -238,7 +257,10 @@ class Backlog(JournalFollower):
         self.put_bytes -= size
         behind = self.behind
         if behind is None:
-            self.memory.pop()
+            if self.memory:
+                self.memory.pop()
+            else:  # it was taken, and that was undone
+                self.front.pop(0)
             self.memory_bytes -= size
             return
         behind.items -= 1
@@ -246,9 +268,10 @@ class Backlog(JournalFollower):
         if not behind.items:
             self._leave_read_behind()
 
-    def drop_all(self) -> deque[bytes]:
+    def drop_all(self) -> tuple[list[Item], deque[Item]]:
         """Forget every item; return those that were in memory: there may be millions to free."""
-        before, self.memory, self.memory_bytes = self.memory, deque(), 0
+        before = self.front, self.memory
+        self.front, self.memory, self.memory_bytes = [], deque(), 0
         self._leave_read_behind()
         return before
 
@@ -264,20 +287,20 @@ class Backlog(JournalFollower):
             JournalError: the journal is damaged; nothing has changed.
             OSError: the journal cannot be read; nothing has changed.
         """
-        behind, memory = self.behind, self.memory
+        behind, has_head = self.behind, self.memory_items > 0
         assert behind is not None  # noqa: S101 # the caller looked
         if behind.reader.large and not at_once:
-            return bool(memory)
+            return has_head
         self._measure()
         wanted = max(1, min(READ_AHEAD, self.memory_limit - self.memory_bytes))
-        items, size = behind.read(self._files, wanted, brief=bool(memory), at_once=at_once)
-        memory.extend(items)
+        items, size = behind.read(self._files, wanted, brief=has_head, at_once=at_once)
+        self.memory.extend(items)
         self.memory_bytes += size
         if not behind.items:
             self._leave_read_behind()
         elif items:
             self._plan_refill()
-        return bool(memory)
+        return self.memory_items > 0
 
     def large_record(self) -> LargeRecord | None:
         """Return the record that `read_back` left, for a thread; None if it left none.
@@ -299,7 +322,7 @@ class Backlog(JournalFollower):
             JournalError: it found none; files were cut short or emptied by another program.
         """
         behind = self.behind
-        if behind is not None and not self.memory and not behind.reader.large:
+        if behind is not None and not self.memory_items and not behind.reader.large:
             raise too_few_items(self._files)
 
     def _leave_read_behind(self) -> None:
@@ -326,14 +349,16 @@ class Backlog(JournalFollower):
         If there are very many, the result may be too low, because only some are counted.
         """
         held = count = 0
-        for record in islice(self.memory, _COUNT_LIMIT):
-            held += len(record) - ADDX_HEADER
+        for one in self.browse(_COUNT_LIMIT):
+            held += item_size(one)
             if count and held > self.max_memory_bytes:
                 break
             count += 1
         return count
 
-    def trim(self, kept: int, files: Sequence[str], position: int, skip: int) -> deque[bytes]:
+    def trim(
+        self, kept: int, files: Sequence[str], position: int, skip: int
+    ) -> tuple[list[Item], deque[Item]]:
         """Keep only the first `kept` items in memory; return all that were there before.
 
         The others are read back when their turn comes: the first of them is `skip` items after
@@ -347,10 +372,11 @@ class Backlog(JournalFollower):
         assert isinstance(journal, FileJournal)  # noqa: S101 # without one, there are no files
         behind = self.behind or ReadBehind(journal.reader(files[0], position))
         behind.move(files, position, skip)
-        before = self.memory
-        self.memory = deque(islice(before, kept))
-        size = sum(map(len, self.memory)) - ADDX_HEADER * kept
-        behind.items += len(before) - kept
+        before = self.front, self.memory
+        behind.items += self.memory_items - kept
+        self.front = self.front[-kept:] if kept else []
+        self.memory = deque(islice(self.memory, kept - len(self.front)))
+        size = sum(map(item_size, chain(self.front, self.memory)))
         behind.bytes += self.memory_bytes - size
         self.behind, self.memory_bytes = behind, size
         self._measure()

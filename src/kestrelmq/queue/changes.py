@@ -29,86 +29,65 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.format.records import ADDX, ADDX_HEADER, another, item_add_time
+from kestrelmq.format.records import ADDX, ADDX_HEADER, Item, NotedItem, item_add_time, record_of
+from kestrelmq.journal.open_read import HELD, RETRYING, OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.reads import OpenReads
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOpened:
-    """An item was opened under `xid`; `last_xid` is the last-used xid before that.
-
-    `by_reader` is False for an expired item that was set aside.
-    """
-
-    xid: int
-    item: bytes
-    last_xid: int
-    by_reader: bool = True
-
-
 @dataclass(slots=True, init=False)
 class ReadsOpened:
-    """Several items were opened by a reader; `last_xid` is the last-used xid before that."""
+    """Items were opened; `last_xid` is the last-used xid before that.
+
+    `by_reader` is False for an item that was set aside.
+    """
 
     xids: Sequence[int]
-    items: list[bytes]
+    reads: list[OpenRead]
     last_xid: int
+    by_reader: bool
 
-    def __init__(self, xids: Sequence[int], items: list[bytes], last_xid: int) -> None:
+    def __init__(
+        self, xids: Sequence[int], reads: list[OpenRead], last_xid: int, *, by_reader: bool
+    ) -> None:
         self.xids = xids
-        self.items = items
+        self.reads = reads
         self.last_xid = last_xid
+        self.by_reader = by_reader
 
 
 @dataclass(slots=True, init=False)
 class ReadsConfirmed:
-    """Several open reads were confirmed; `reservations` has that of each, if any."""
+    """Open reads were confirmed.
 
-    xids: Sequence[int]
-    items: list[bytes]
-    reservations: list[Reservation | None]
-
-    def __init__(
-        self, xids: Sequence[int], items: list[bytes], reservations: list[Reservation | None]
-    ) -> None:
-        self.xids = xids
-        self.items = items
-        self.reservations = reservations
-
-
-@dataclass(frozen=True, slots=True)
-class ReadConfirmed:
-    """An open read was confirmed; it may have been reserved.
-
-    `kept` is whether its reader has it again if this is taken back, and may confirm it then.
+    `kept` is whether their reader has them again if this is taken back, and may confirm them then.
     """
 
-    xid: int
-    item: bytes
-    reservation: Reservation | None = None
-    kept: bool = False
+    xids: Sequence[int]
+    reads: list[OpenRead]
+    kept: bool
+
+    def __init__(self, xids: Sequence[int], reads: list[OpenRead], *, kept: bool) -> None:
+        self.xids = xids
+        self.reads = reads
+        self.kept = kept
 
 
 @dataclass(frozen=True, slots=True)
 class ReadGivenBack:
-    """An open read was given back to the head; it may have been reserved."""
+    """An open read was given back to the head."""
 
-    xid: int
-    item: bytes
-    reservation: Reservation | None = None
+    read: OpenRead
 
 
 @dataclass(frozen=True, slots=True)
-class ReadHeldBack:
-    """A read is held back until it may be tried again, and is not reserved any more."""
+class ReadReplaced:
+    """The reader of `read` has lost the item, which stays open as `other`."""
 
-    xid: int
-    item: bytes
-    reservation: Reservation | None
+    read: OpenRead
+    other: OpenRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +100,11 @@ class ReadsReserved:
     """Open reads were reserved."""
 
     reservation: Reservation
+    reads: list[OpenRead]
 
-    def __init__(self, reservation: Reservation) -> None:
+    def __init__(self, reservation: Reservation, reads: list[OpenRead]) -> None:
         self.reservation = reservation
+        self.reads = reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +135,7 @@ class EpochRetired:
 class HeadDropped:
     """The head was dropped: no reader took it."""
 
-    item: bytes
+    item: Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,24 +159,19 @@ class MarkedItemAdded:
         self.before = before
 
 
-ReservedChange = (
-    ReadsOpened
+Change = (
+    Item
+    | ReadsOpened
     | ReadsConfirmed
-    | ReadHeldBack
+    | ReadGivenBack
+    | ReadReplaced
     | NoDeliveries
     | ReadsReserved
     | TermsChanged
     | TagDone
     | EpochRetired
-)
-Change = (
-    bytes
-    | ReadOpened
-    | ReadConfirmed
-    | ReadGivenBack
     | HeadDropped
     | ItemAdded
-    | ReservedChange
     | MarkedItemAdded
 )
 
@@ -286,19 +262,16 @@ class PlaceTracker:
     def apply_changes(self, changes: Sequence[Change]) -> None:
         """Update the places for changes that were committed, in order."""
         for change in changes:
-            if isinstance(change, bytes | HeadDropped):
+            if isinstance(change, bytes | NotedItem | HeadDropped):
                 self._take()
-            elif isinstance(change, ReadOpened):
-                self.opened[change.xid] = self._take()
-            elif isinstance(change, ReadConfirmed):
-                self.opened.pop(change.xid)
             elif isinstance(change, ReadsOpened):
                 self.opened.set_all(change.xids, [self._take() for _ in change.xids])
             elif isinstance(change, ReadsConfirmed):
                 self.forget(change.xids)
             elif isinstance(change, ReadGivenBack):
-                place = self.opened.pop(change.xid)
-                self.front.append(_earlier_place(change.xid) if place is None else place)
+                xid = change.read.xid
+                place = self.opened.pop(xid)
+                self.front.append(_earlier_place(xid) if place is None else place)
 
     def forget(self, xids: Sequence[int]) -> None:
         """Update the places for open reads that were confirmed."""
@@ -400,22 +373,20 @@ class Changes:
     def _note_taken(self, clock: Clock) -> None:
         """Remember the last item that a reader took, if a reader took one."""
         for change in reversed(self.undo):
-            if isinstance(change, bytes):
-                record = change
-            elif isinstance(change, ReadOpened) and change.by_reader:
-                record = change.item
-            elif isinstance(change, ReadsOpened):
-                record = change.items[-1]
+            if isinstance(change, bytes | NotedItem):
+                item: Item = change
+            elif isinstance(change, ReadsOpened) and change.by_reader:
+                item = change.reads[-1].item
             else:
                 continue
-            self._last_taken = record[:ADDX_HEADER]
+            self._last_taken = record_of(item)[:ADDX_HEADER]
             self._last_taken_at = clock.now()
             return
 
     def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
         """Undo all changes, newest first. Reads that nobody has then are overdue at once."""
         pending, undo = self.pending, self.undo
-        reopened: list[int] = []
+        reopened: list[OpenRead] = []
         while pending:
             record = pending.pop()
             if record[0] == ADDX:
@@ -425,9 +396,9 @@ class Changes:
             _take_back(change, backlog, reads)
             reopened += _left_open(change)
         undo.clear()
-        for xid in reopened:
-            if reads.is_held(xid) and xid not in reads.reserved.by_xid:
-                reads.set_deadline(xid, reads.open[xid], 0)
+        for read in reopened:
+            if not read.is_over and read.state in {HELD, RETRYING}:
+                reads.set_deadline(read, 0)
 
     def forget(self) -> None:
         """Forget the changes: there is no journal to write them to."""
@@ -435,81 +406,61 @@ class Changes:
         self.undo.clear()
 
 
-def _left_open(change: Change) -> Sequence[int]:
+def _left_open(change: Change) -> Sequence[OpenRead]:
     """Return the reads that are open without a reader if `change`, and no earlier one, is undone.
 
     Whoever ended a read has forgotten it; one that was opened to be reserved was not handed out.
     """
     match change:
-        case ReadGivenBack(xid) | ReadHeldBack(xid) | ReadConfirmed(xid, kept=False):
-            return [xid]
-        case ReadsConfirmed(xids):
-            return xids
-        case ReadsReserved(reservation):
-            return list(reservation.xids)
+        case ReadGivenBack(read) | ReadReplaced(read):
+            return (read,)
+        case ReadsConfirmed(reads=reads, kept=False) | ReadsReserved(reads=reads):
+            return reads
         case _:
-            return []
+            return ()
 
 
 def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
-        case ReadOpened(xid, record, last_xid, by_reader):
-            reads.end(xid)
-            reads.forget_deadline(xid)
-            reads.last_xid = last_xid
-            # Whoever opened it may not know yet that it has failed, and readers recognise an item
-            # that they hold by its object: the next one gets the same xid.
-            backlog.put_back(another(record))
-            if not by_reader and xid in reads.aside:
-                reads.forget_aside(xid)
-        case ReadConfirmed(xid, record, reservation):
-            _reopen(reads, xid, record, reservation)
-        case ReadGivenBack(xid, record, reservation):
+        case ReadsOpened():
+            for read in reversed(change.reads):
+                current = reads.open[read.xid]  # another if its reader has lost it since
+                reads.end(current)
+                reads.forget_aside(current)
+                backlog.put_back(read.item)
+            reads.last_xid = change.last_xid
+        case ReadsConfirmed():
+            for read in change.reads:
+                reads.reopen(read)
+        case ReadGivenBack(read):
             backlog.take()
-            _reopen(reads, xid, record, reservation)
-        case HeadDropped(record):
-            backlog.put_back(record)
+            reads.reopen(read)
+        case ReadReplaced(read, other):
+            reads.end(other)
+            reads.forget_aside(other)
+            reads.reopen(read)
+        case ReadsReserved(reservation, reserved):
+            reads.reservations.remove(reservation, reserved)
+        case HeadDropped(item):
+            backlog.put_back(item)
+        case bytes() | NotedItem():
+            backlog.put_back(change)
+        case _:
+            _take_back_other(change, backlog, reads)
+
+
+def _take_back_other(change: Change, backlog: Backlog, reads: OpenReads) -> None:
+    match change:
         case ItemAdded(size):
             backlog.drop_last(size)
         case MarkedItemAdded(size, producer, last):
             backlog.drop_last(size)
             backlog.producers.restore(producer, last)
-        case bytes():
-            backlog.put_back(change)
-        case _:
-            _take_back_reserved(change, backlog, reads)
-
-
-def _reopen(reads: OpenReads, xid: int, record: bytes, reservation: Reservation | None) -> None:
-    reads.put(xid, record)
-    if reservation is not None:
-        reads.reservations.restore(xid, reservation)
-
-
-def _take_back_reserved(change: ReservedChange, backlog: Backlog, reads: OpenReads) -> None:
-    match change:
-        case ReadsOpened(xids, items, last_xid):
-            for xid, record in zip(reversed(xids), reversed(items), strict=True):
-                reads.end(xid)
-                reads.forget_deadline(xid)
-                backlog.put_back(another(record))
-            reads.last_xid = last_xid
-        case ReadsConfirmed(xids, items, reservations):
-            for xid, record, reservation in zip(xids, items, reservations, strict=True):
-                _reopen(reads, xid, record, reservation)
-        case ReadHeldBack(xid, record, reservation):
-            if xid in reads.aside:
-                reads.forget_aside(xid)
-            reads.end(xid)
-            reads.forget_deadline(xid)
-            _reopen(reads, xid, record, reservation)
-        case NoDeliveries():
-            pass  # that ends with the reads
-        case ReadsReserved(reservation):
-            reads.reservations.remove(reservation)
         case TermsChanged(reservation, before):
             reads.reservations.set_terms(reservation, before)
         case TagDone(tag):
             reads.reserved.forget_done(tag)
-        case EpochRetired(name, retired, forgotten):  # pragma: no branch: there is no other kind
+        case EpochRetired(name, retired, forgotten):
             reads.reserved.unretire(name, retired, forgotten)
+        case NoDeliveries():  # pragma: no branch: there is no other kind
+            pass  # that ends with the reads

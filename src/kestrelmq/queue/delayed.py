@@ -120,8 +120,8 @@ class DelayedItems(Generic[AnyCompanion]):
         # this takes a third of the memory that tuples take. If the write that added an item failed,
         # its entry is dead: the xid has no item, or one of another time, or two equal entries.
         self._due = [
-            _entry(item_add_time(record), xid)
-            for xid, record in self._held.items()
+            _entry(item_add_time(read.item), xid)
+            for xid, read in self._held.items()
             if xid not in self.joined
         ]
         heapq.heapify(self._due)
@@ -152,10 +152,10 @@ class DelayedItems(Generic[AnyCompanion]):
         """When the next item is due (ms); None if none waits."""
         while self._due:
             entry = self._due[0]
-            record = self._held.get(_xid(entry))
+            read = self._held.get(_xid(entry))
             if (
-                record is not None
-                and item_add_time(record) == entry >> _XID_BITS
+                read is not None
+                and item_add_time(read.item) == entry >> _XID_BITS
                 and _xid(entry) not in self.joined
                 and not (self._taken and self._taken[-1] == entry)
             ):
@@ -211,8 +211,8 @@ class DelayedItems(Generic[AnyCompanion]):
                         return dropped
                     some = [
                         xid
-                        for xid, record in page[at : at + _DROPPED_AT_ONCE]
-                        if self._held.get(xid) is record and xid not in self.joined
+                        for xid, read in page[at : at + _DROPPED_AT_ONCE]
+                        if not read.is_over and xid not in self.joined
                     ]
                     self.companion.confirm_held(some)
                     dropped += len(some)
@@ -264,7 +264,7 @@ class DelayedItems(Generic[AnyCompanion]):
             if due is None or due > now:
                 break
             xid = _xid(self._due[0])
-            record = self._held[xid]
+            record = self._held[xid].record
             if taken and _size(record) >= WRITE_AHEAD_SIZE:
                 break
             self._taken.append(heapq.heappop(self._due))
@@ -281,7 +281,7 @@ class DelayedItems(Generic[AnyCompanion]):
         return count
 
     def _has_joined(self, xid: int) -> None:
-        record = self._held[xid]
+        record = self._held[xid].record
         self.joined[xid] = record
         self._joined_bytes += _size(record)
         self._unsafe.append(xid)

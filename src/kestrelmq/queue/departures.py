@@ -21,7 +21,8 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter
-from kestrelmq.format.records import ADDX_HEADER, item_deliveries
+from kestrelmq.format.records import ADDX_HEADER, Item, item_deliveries, record_of
+from kestrelmq.journal.open_read import ASIDE, LEAVING, OpenRead
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import LOG_INTERVAL
@@ -101,20 +102,20 @@ class Origin(Protocol):
     def is_closed(self) -> bool:
         """Whether it was closed."""
 
-    def put_aside(self, record: bytes) -> int:
-        """Set `record`, which was the head, aside; return the xid of its read."""
+    def put_aside(self, item: Item) -> OpenRead:
+        """Set `item`, which was the head, aside; return its read."""
 
-    def take_over(self, xid: int, record: bytes, *, counted: bool) -> None:
+    def take_over(self, read: OpenRead, *, counted: bool) -> OpenRead:
         """Set the item of an open read aside, which its reader does not have any more."""
 
-    def drop_taken(self, record: bytes) -> None:
-        """Drop `record`, which was the head and is already taken."""
+    def drop_taken(self, item: Item) -> None:
+        """Drop `item`, which was the head and is already taken."""
 
     def confirm(self, xid: int) -> bool:
         """Confirm the open read `xid`."""
 
-    def retry(self, xid: int, *, counted: bool) -> None:
-        """Let the item of the open read `xid` be read again, after its retry delay if it has one.
+    def retry(self, read: OpenRead, *, counted: bool) -> None:
+        """Let the item of an open read be read again, after its retry delay if it has one.
 
         `counted` is whether it was delivered.
         """
@@ -152,10 +153,6 @@ class Departure:
         return config.sync_journal == 0 or (self.is_dead and config.sync_journal is not None)
 
 
-_NONE_LEAVING: Final[set[int]] = set()
-"""Shared by all queues that move no large item; never changed."""
-
-
 class Departures:
     """What goes from one queue to others. The queue passes itself to the methods, as `origin`.
 
@@ -171,40 +168,44 @@ class Departures:
         self._commits = commits
         self._clock = clock
         self._log_throttle = Throttle(clock, LOG_INTERVAL)
-        # The xids of the large items that are being written for their new queues: they are set
-        # aside. And from when on (monotonic seconds) others may be, because one could not.
-        self._leaving: set[int] = _NONE_LEAVING
+        # From when on (monotonic seconds) large items may be written, because one could not be.
         self._leave_at = 0.0
 
     # --- dead letters ---
 
-    def bury(self, origin: Origin, xid: int, why: str, *, counted: bool, even_alive: bool) -> bool:
-        """Move the item of the open read `xid` to the dead-letter queue if it was delivered enough.
+    def bury(
+        self, origin: Origin, read: OpenRead, why: str, *, counted: bool, even_alive: bool
+    ) -> bool:
+        """Move the item of an open read to the dead-letter queue if it was delivered enough.
 
         With `even_alive`, however often it was delivered. `counted` is whether this was a delivery.
 
         Returns:
             False if it stays, also because the dead-letter queue cannot take it.
         """
-        record, config = origin.reads.open[xid], origin.config
-        deliveries, target = item_deliveries(record) + counted, config.dead_letter_queue
+        config = origin.config
+        deliveries, target = read.deliveries + counted, config.dead_letter_queue
         if target is None or not (even_alive or _is_dead(config, deliveries)):
             return False
         departure = Departure(target, deliveries, why, counted=counted)
-        if self._is_large(record):
-            return self._begin_burying(origin, xid, record, departure)
-        if not self._bury_now(origin, record, departure):
+        if self._is_large(read.record):
+            large = self._prepare_to_bury(origin, len(read.record), departure)
+            if large is None:
+                return False
+            self._write(origin, origin.take_over(read, counted=counted), departure, large)
+            return True
+        if not self._bury_now(origin, read.record, departure):
             return False
-        origin.confirm(xid)
+        origin.confirm(read.xid)
         return True
 
     def has_dead_head(self, origin: Origin) -> bool:
         """Whether the head, if it is in memory, was delivered `max_deliveries` times."""
-        memory, config = origin.backlog.memory, origin.config
+        head, config = origin.backlog.head, origin.config
         return (
-            len(memory) > 0
+            head is not None
             and config.dead_letter_queue is not None
-            and _is_dead(config, item_deliveries(memory[0]))
+            and _is_dead(config, item_deliveries(head))
         )
 
     def bury_head(self, origin: Origin) -> bool:
@@ -216,15 +217,19 @@ class Departures:
         target = origin.config.dead_letter_queue
         if target is None or not self.has_dead_head(origin):
             return False
-        record = origin.backlog.take()
-        departure = Departure(target, item_deliveries(record), "the server was stopped")
+        item = origin.backlog.take()
+        record = record_of(item)
+        departure = Departure(target, item_deliveries(item), "the server was stopped")
         if self._is_large(record):
-            has_gone = self._begin_burying(origin, None, record, departure)
-        elif has_gone := self._bury_now(origin, record, departure):
-            origin.drop_taken(record)
-        if not has_gone:
-            origin.backlog.put_back(record)
-        return has_gone
+            large = self._prepare_to_bury(origin, len(record), departure)
+            if large is not None:
+                self._write(origin, origin.put_aside(item), departure, large)
+                return True
+        elif self._bury_now(origin, record, departure):
+            origin.drop_taken(item)
+            return True
+        origin.backlog.put_back(item)
+        return False
 
     def _bury_now(self, origin: Origin, record: bytes, departure: Departure) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""
@@ -236,27 +241,19 @@ class Departures:
             self._log_stays(origin, departure, problem)
         return problem is None
 
-    def _begin_burying(
-        self, origin: Origin, xid: int | None, record: bytes, departure: Departure
-    ) -> bool:
-        """Begin to move a large item to the dead-letter queue; return False if it stays.
-
-        It is the item of the open read `xid`, or was the head if that is None.
-        """
-        size = len(record) - ADDX_HEADER
+    def _prepare_to_bury(
+        self, origin: Origin, length: int, departure: Departure
+    ) -> LargeMove | None:
+        """Prepare to move a large item, of `length` bytes of record; return None if it stays."""
+        size = length - ADDX_HEADER
         try:
             large = self._prepare(origin, departure, size)
             if not large.has_room(size):
                 raise QueueUnavailable(_REFUSED)
         except KestrelError as error:
             self._log_stays(origin, departure, str(error))
-            return False
-        if xid is None:
-            xid = origin.put_aside(record)
-        else:
-            origin.take_over(xid, record, counted=departure.counted)
-        self._write(origin, xid, record, departure, large)
-        return True
+            return None
+        return large
 
     def _log_stays(self, origin: Origin, departure: Departure, problem: str) -> None:
         self._log_now_and_then(
@@ -270,61 +267,60 @@ class Departures:
     def expire_head(self, origin: Origin) -> bool:
         """Move the head, which has expired, or set it aside; return False if neither works."""
         backlog, target = origin.backlog, origin.config.expire_to_queue
-        record = backlog.take()
+        item = backlog.take()
+        record = record_of(item)
         is_large = target is not None and self._is_large(record)
         is_synced = target is not None and Departure(target).must_be_durable(origin.config)
         try:
             has_gone = not (is_large or is_synced) and self._expire_now(origin, record)
         except BaseException:
-            backlog.put_back(record)
+            backlog.put_back(item)
             raise
         if has_gone:
-            origin.drop_taken(record)
+            origin.drop_taken(item)
             origin.expired_items += 1
             return True
         aside, most = origin.reads, backlog.max_memory_bytes // (1 if is_large else 4)
         if aside.aside and aside.aside_bytes + len(record) > max(MIN_ASIDE_LIMIT, most):
-            backlog.put_back(record)
+            backlog.put_back(item)
             return False
-        xid = origin.put_aside(record)
+        read = origin.put_aside(item)
         if target is not None and is_large:
-            self._begin_expiring(origin, xid, record, target)
+            self._begin_expiring(origin, read, target)
         return True
 
     def move_aside(self, origin: Origin) -> None:
         """Try to move some of the items that are set aside."""
         reads, target = origin.reads, origin.config.expire_to_queue
-        moved = []
+        moved: list[OpenRead] = []
         refused = 0
         most = min(origin.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
-        for xid, record in list(islice(reads.aside.items(), most)):
-            if not reads.is_open(xid, record):
-                reads.forget_aside(xid)  # a client that guessed its xid confirmed it
-            elif xid in self._leaving:
+        for read in list(islice(reads.aside.values(), most)):
+            if read.is_over:
+                reads.forget_aside(read)  # a client that guessed its xid confirmed it
+            elif read.state == LEAVING:
                 continue
-            elif target is not None and self._is_large(record):
-                self._begin_expiring(origin, xid, record, target)
-            elif self._expire_now(origin, record):
-                moved.append(xid)
+            elif target is not None and self._is_large(read.record):
+                self._begin_expiring(origin, read, target)
+            elif self._expire_now(origin, read.record):
+                moved.append(read)
             else:
                 # Try the others before this one again.
-                del reads.aside[xid]
-                reads.aside[xid] = record
+                del reads.aside[read.xid]
+                reads.aside[read.xid] = read
                 refused += 1
                 if refused == _MAX_REFUSALS:
                     break
         if moved and not self._are_durable(origin, target):
             return
-        for xid in moved:
-            origin.confirm(xid)
+        for read in moved:
+            origin.confirm(read.xid)
         try:
             origin.write_now()
         except JournalError:
-            for xid in moved:  # they are still open and set aside
-                reads.reserved.set_uncounted(xid)
-            return
-        for xid in moved:
-            reads.forget_aside(xid)
+            return  # they are still open and set aside
+        for read in moved:
+            reads.forget_aside(read)
         origin.expired_items += len(moved)
 
     def _expire_now(self, origin: Origin, record: bytes) -> bool:
@@ -347,15 +343,15 @@ class Departures:
             self._log_set_aside(origin, target, str(failure))
         return failure is None
 
-    def _begin_expiring(self, origin: Origin, xid: int, record: bytes, target: str) -> None:
+    def _begin_expiring(self, origin: Origin, read: OpenRead, target: str) -> None:
         """Begin to move a large item that is set aside because it expired."""
         departure = Departure(target)
         try:
-            large = self._prepare(origin, departure, len(record) - ADDX_HEADER)
+            large = self._prepare(origin, departure, len(read.record) - ADDX_HEADER)
         except KestrelError as error:
             self._log_set_aside(origin, target, str(error))
             return
-        self._write(origin, xid, record, departure, large)
+        self._write(origin, read, departure, large)
 
     def _log_set_aside(self, origin: Origin, target: str, problem: str) -> None:
         self._log_now_and_then(
@@ -411,20 +407,19 @@ class Departures:
         return large
 
     def _write(
-        self, origin: Origin, xid: int, record: bytes, departure: Departure, large: LargeMove
+        self, origin: Origin, read: OpenRead, departure: Departure, large: LargeMove
     ) -> None:
         """Have the writer write a large item that is set aside for its new queue; then move it."""
-        if self._leaving is _NONE_LEAVING:
-            self._leaving = set()
-        self._leaving.add(xid)
+        read.state = LEAVING
 
         def write(pause: Pause) -> None:
-            large.write(memoryview(record)[ADDX_HEADER:], pause)
+            large.write(memoryview(read.record)[ADDX_HEADER:], pause)
 
         def written(error: BaseException | None) -> None:
             try:
-                self._written(origin, xid, record, departure, large, error)
-                self._leaving.remove(xid)
+                self._written(origin, read, departure, large, error)
+                if read.state == LEAVING:
+                    read.state = ASIDE
             finally:
                 large.discard()
 
@@ -433,25 +428,24 @@ class Departures:
     def _written(
         self,
         origin: Origin,
-        xid: int,
-        record: bytes,
+        read: OpenRead,
         departure: Departure,
         large: LargeMove,
         error: BaseException | None,
     ) -> None:
         """Move a large item that was written for its new queue; `error` is why it was not."""
         reads = origin.reads
-        if origin.is_closed or reads.aside.get(xid) is not record:
+        if origin.is_closed or read.state != LEAVING:
             return  # its change was taken back
-        if not reads.is_open(xid, record):
-            reads.forget_aside(xid)  # whoever had read it has confirmed it
+        if read.is_over:
+            reads.forget_aside(read)  # whoever had read it has confirmed it
             return
-        problem = self._move_written(origin, record, departure, large, error)
+        problem = self._move_written(origin, read.record, departure, large, error)
         if problem is None:
-            origin.confirm(xid)
-            reads.forget_aside(xid)
+            origin.confirm(read.xid)
+            reads.forget_aside(read)
             if departure.is_dead:
-                _have_buried(origin, departure, record)
+                _have_buried(origin, departure, read.record)
             else:
                 origin.expired_items += 1
             origin.serve_waiting()
@@ -461,9 +455,9 @@ class Departures:
             self._log_set_aside(origin, departure.target, problem)
             return
         self._log_stays(origin, departure, problem)
-        if reads.aside.get(xid) is record:  # its change was not taken back just now
-            reads.forget_aside(xid)
-            origin.retry(xid, counted=departure.counted)
+        if read.state == LEAVING:  # its change was not taken back just now
+            reads.forget_aside(read)
+            origin.retry(read, counted=departure.counted)
             origin.serve_waiting()
 
     def _move_written(

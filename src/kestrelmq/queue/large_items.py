@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.notes import ItemNote, item_note
-from kestrelmq.format.records import ADDX_HEADER, annotated, item_expiry, item_in_pieces
+from kestrelmq.format.records import ADDX_HEADER, Item, item_expiry, item_in_pieces, noted
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import sync_now
@@ -105,7 +105,7 @@ class WrittenAhead:
 
     def write_record(self, record: bytes, pause: Pause) -> None:
         """Do what `write` does, for an item that is already a record."""
-        self.record = record = self._noted(record)
+        self.record = record
         self._records[item_expiry(record)] = record
         for one in self._expiries:
             own = self._record_for(one, pause)
@@ -126,17 +126,20 @@ class WrittenAhead:
         if record is None:
             data = memoryview(self.record)[ADDX_HEADER:]
             made = item_in_pieces(self._added, expiry, data, pause)
-            record = self._records[expiry] = self._noted(made)
+            record = self._records[expiry] = made
         return record
 
-    def _noted(self, record: bytes) -> bytes:
-        return annotated(record, deliveries=self._deliveries, letter=self._letter)
+    def _noted(self, record: bytes) -> Item:
+        return noted(record, self._deliveries, self._letter)
 
     def _note_for(self, one: Queue) -> ItemNote | None:
         mark = self._mark_for(one)
         if mark is not None:
             return self._writers[one].mark_note(mark)
-        return item_note if self._deliveries or self._letter else None
+        return self._note if self._deliveries or self._letter else None
+
+    def _note(self, record: bytes, last_xid: int) -> bytes:
+        return item_note(self._noted(record), last_xid)
 
     def _mark_for(self, one: Queue) -> PutMark | None:
         if self._mark is None or one is self.queue:
@@ -167,13 +170,13 @@ class WrittenAhead:
                 return one.accept_once(record, mark, is_delayed=True, file=file)
             return one.accept_delayed(record, file=file)
         if file is not None:
-            return one.accept_written_ahead(record, file, self._expiry, mark)
+            return one.accept_written_ahead(self._noted(record), file, self._expiry, mark)
         # Whatever is written together with it would be joined with it, which copies it.
         one.write_now()
         if mark is not None:
             is_stored = one.accept_once(record, mark, is_delayed=False)
         else:
-            is_stored = one.accept(record, self._expiry)
+            is_stored = one.accept(self._noted(record), self._expiry)
         one.write_now()
         return is_stored
 

@@ -32,9 +32,9 @@ from math import inf
 from typing import Any, Final
 
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.format.records import first_xid
+from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reserved_reads import Reservation, ReservedReads, ReserveTerms, are_same
+from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.scheduling.deadline_heap import DeadlineHeap
 from kestrelmq.scheduling.deadline_watch import Timed
@@ -170,18 +170,20 @@ class Reservations:
 
     # --- reservations ---
 
-    def add(self, reservation: Reservation, now: float) -> None:
-        """Add a reservation, and begin its lease."""
-        self.reserved.add(reservation)
+    def add(self, reservation: Reservation, reads: Sequence[OpenRead], now: float) -> None:
+        """Add a reservation of these reads, and begin its lease."""
+        self.reserved.add(reservation, reads)
         self._enrol(reservation, reservation.left)
         self._begin_lease(reservation, now)
 
-    def remove(self, reservation: Reservation) -> None:
+    def remove(self, reservation: Reservation, reads: Sequence[OpenRead]) -> None:
         """Undo `add`."""
-        reads, reservation.left = reservation.left, 0
-        self.reserved.remove(reservation)
-        self._dismiss(reservation, reads)
+        left = reservation.left
+        self.reserved.end_all(reservation)
+        self._dismiss(reservation, left)
         reservation.due = inf
+        for read in reads:
+            read.reserve(None)
 
     def renew(self, reservation: Reservation, terms: ReserveTerms, now: float) -> None:
         """Begin the lease of a reservation anew, perhaps on other terms."""
@@ -197,24 +199,26 @@ class Reservations:
         self.reserved.set_terms(reservation, terms)
         self._enrol(reservation, reads)
 
-    def end(self, xid: int) -> Reservation | None:
-        """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
-        reservation = self.reserved.end(xid)
+    def end(self, read: OpenRead) -> None:
+        """Take note that a read has ended, which may be reserved."""
+        reservation = read.reservation
         if reservation is not None:
+            self.reserved.end(read)
             if not reservation.left:
                 self._end_lease(reservation)
             self._dismiss(reservation, 1)
-        return reservation
 
-    def end_all(self, xids: Sequence[int]) -> list[Reservation | None]:
-        """Do `end` for some reads; faster if they are just those of one reservation, in order."""
-        reservation = self.reserved.by_xid.get(first_xid(xids)) if xids else None
-        if reservation is None or not are_same(xids, self.reserved.live(reservation)):
-            return [self.end(xid) for xid in xids]
+    def end_all(self, reads: Sequence[OpenRead]) -> None:
+        """Do `end` for some reads; faster if they are just those of one reservation."""
+        reservation = reads[0].reservation
+        others = [read for read in reads if read.reservation is not reservation]
+        if reservation is None or others or len(reads) != reservation.left:
+            for read in reads:
+                self.end(read)
+            return
         self.reserved.end_all(reservation)
         self._end_lease(reservation)
-        self._dismiss(reservation, len(xids))
-        return [reservation] * len(xids)
+        self._dismiss(reservation, len(reads))
 
     def _end_lease(self, reservation: Reservation) -> None:
         # If a failed write undoes this, the owner may be forgotten by then.
@@ -223,20 +227,23 @@ class Reservations:
         reservation.set_at = max(reservation.set_at, owner.state.set_at if owner else 0)
         reservation.due = inf
 
-    def restore(self, xid: int, reservation: Reservation) -> None:
+    def restore(self, read: OpenRead) -> None:
         """Undo `end`."""
-        self.reserved.restore(xid, reservation)
-        self._enrol(reservation, 1)
-        deadline = self._deadline(reservation)
-        if deadline < reservation.due:
-            self._look_at(reservation, deadline)
+        reservation = read.reservation
+        if reservation is not None:
+            self.reserved.restore(read)
+            self._enrol(reservation, 1)
+            deadline = self._deadline(reservation)
+            if deadline < reservation.due:
+                self._look_at(reservation, deadline)
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all reservations; return lists of what is to be freed: there may be millions."""
         for name, one in self.owners.items():
             one.state.reads -= one.reads
             self.registry.forget(name, one.state, self)
-        useless: list[list[Any]] = [*self._heap.take_all(), self.reserved.drop_all()]
+        self.reserved.drop_all()
+        useless: list[list[Any]] = [*self._heap.take_all()]
         for owner in self.owners.values():
             useless += [owner.reservations.take_pages(), owner.unseen.take_pages()]
         self.owners = NOTHING
@@ -244,7 +251,7 @@ class Reservations:
 
     def unused_memory(self) -> list[list[Any]]:
         """Return what is to be freed if no reads are reserved: there may be much."""
-        if len(self.reserved.by_xid) or not len(self._heap):
+        if self.reserved.count or not len(self._heap):
             return []
         return [*self._heap.take_all()]
 
@@ -254,7 +261,9 @@ class Reservations:
         """Let the leases of these reads, which are reserved, end `seconds` from now."""
         together: dict[Reservation, list[int]] = {}
         for xid in xids:
-            together.setdefault(self.reserved.by_xid[xid], []).append(xid)
+            reservation = self.reserved.opened[xid].reservation
+            assert reservation is not None  # noqa: S101 # it is reserved
+            together.setdefault(reservation, []).append(xid)
         deadline, number = now + seconds, self.registry.next_event()
         for reservation, some in together.items():
             if len(some) == reservation.left:
@@ -279,9 +288,10 @@ class Reservations:
             reservation.set_at = self.registry.next_event()
             self._look_at(reservation, now)
 
-    def lease_end(self, xid: int) -> float:
-        """Return when the lease of the reserved read `xid` ends (monotonic seconds, or inf)."""
-        return self._deadline(self.reserved.by_xid[xid], xid)
+    def lease_end(self, read: OpenRead) -> float:
+        """Return when the lease of a reserved read ends (monotonic seconds, or inf); else 0."""
+        reservation = read.reservation
+        return 0.0 if reservation is None else self._deadline(reservation, read.xid)
 
     def open_tags(self, owner: str) -> int:
         """Return how many tags of an owner are open."""
@@ -293,13 +303,13 @@ class Reservations:
     @property
     def has_deadlines(self) -> bool:
         """Whether a lease may end."""
-        return len(self.reserved.by_xid) > 0
+        return self.reserved.count > 0
 
     @property
     def next_deadline(self) -> float | None:
         """When to call `take_overdue` next (monotonic seconds)."""
         first = self._heap.first
-        if first is None or not len(self.reserved.by_xid):
+        if first is None or not self.reserved.count:
             return None
         return max(first, self.retry_at)
 
@@ -386,7 +396,7 @@ class Reservations:
     def _look_at(self, one: Reservation | Owner, due: float) -> None:
         """Look at a reservation or an owner when `due`, instead of at another time."""
         one.due = due
-        live = len(self.reserved.by_xid) + len(self.owners)
+        live = self.reserved.count + len(self.owners)
         self._heap.push((due, self._next_number(), one), live, _is_due)
 
     # --- owners ---

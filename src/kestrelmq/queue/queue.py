@@ -17,7 +17,7 @@ Not thread-safe: the server's loop, or the library's lock, protects it.
 import contextlib
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from math import inf
@@ -28,7 +28,6 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.config.values import MAX_DURATION
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
-from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.describing import describe_records
 from kestrelmq.format.names import AHEAD, delayed_name, temporary_name
 from kestrelmq.format.notes import ItemNote, counted, joining, joining_note, uncounted_unremove
@@ -39,16 +38,19 @@ from kestrelmq.format.records import (
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
     TIMES_SIZE,
-    annotated,
+    Item,
+    NotedItem,
     confirm_remove,
     confirm_removes,
+    first_xid,
     item,
     item_add_time,
-    item_deliveries,
     item_expiry,
-    item_in_pieces,
-    item_letter,
+    item_size,
+    kept_xid,
+    noted,
     pack_header,
+    record_of,
     save_xid,
     unremove,
     waiting_again,
@@ -56,13 +58,12 @@ from kestrelmq.format.records import (
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import LoadedDelayed
 from kestrelmq.journal.memory_budget import OVERHEAD
+from kestrelmq.journal.open_read import ASIDE, RETRYING, OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.read_table import NO_READS, ReadTable
 from kestrelmq.journal.reader import LargeRecord
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reserved_reads import (
-    Reservation,
-    ReserveTerms,
     done_note,
     held_back_note,
     reserved_note,
@@ -79,10 +80,8 @@ from kestrelmq.queue.changes import (
     ItemAdded,
     MarkedItemAdded,
     NoDeliveries,
-    ReadConfirmed,
     ReadGivenBack,
-    ReadHeldBack,
-    ReadOpened,
+    ReadReplaced,
     ReadsConfirmed,
     ReadsOpened,
     ReadsReserved,
@@ -148,12 +147,25 @@ class ReadsReturn(Protocol):
         """Give back the youngest; return whether there are more."""
 
 
-def _any_expires(records: Iterable[bytes]) -> bool:
+def _item_of(read: OpenRead) -> Item:
+    return read.item
+
+
+def _any_expires(items: Iterable[Item]) -> bool:
     """Whether any of these items can expire."""
-    for record in records:  # noqa: SIM110 # compiled, a generator would go through all of them
-        if record[13:21] != NO_EXPIRY:
+    for one in items:  # noqa: SIM110 # compiled, a generator would go through all of them
+        if record_of(one)[13:21] != NO_EXPIRY:
             return True
     return False
+
+
+def _xids_of(reads: Sequence[OpenRead]) -> Sequence[int]:
+    """Return the xids of reads; a range if they are consecutive."""
+    first, count = reads[0].xid, len(reads)
+    for place in range(count):
+        if reads[place].xid != first + place:
+            return tuple([read.xid for read in reads])
+    return range(first, first + count)
 
 
 def _mark_note(mark: PutMark, added: int, record: bytes, last_xid: int) -> bytes:
@@ -206,7 +218,9 @@ class Queue(Committable):
         self._departures = Departures(move_to, commits, clock)
         state = state or Replay()
         reserved = state.reserved
-        given_back = sorted((xid for xid in state.open if xid not in reserved.by_xid), reverse=True)
+        given_back = sorted(
+            [xid for xid, read in state.open.items() if read.reservation is None], reverse=True
+        )
         for xid in given_back:
             state.unremove(xid)
         # In the journal these reads are still open. The first write adds that they are given back,
@@ -214,8 +228,8 @@ class Queue(Committable):
         prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
         prelude += [*map(unremove, given_back), *map(confirm_remove, sorted(reserved.unconfirmed))]
         self.changes = Changes(b"".join(prelude))
-        self.backlog = Backlog(name, journal, state)
-        self.reads = OpenReads(state.last_xid, config.journal_dialect, state.open, reserved)
+        self.backlog = Backlog(name, journal, state, len(given_back))
+        self.reads = OpenReads(state.last_xid, config.journal_dialect, reserved)
         self.waiters: OrderedDict[Waiter, None] = NOBODY
         self._upkeep = (
             Upkeep(
@@ -253,7 +267,7 @@ class Queue(Committable):
         # Whether a flush is going on, and which of the items that wait for their retry delay it is
         # to drop.
         self._brings_oldest = self._is_flushing = False
-        self._flushed: ReadTable[bytes] = NO_READS
+        self._flushed: ReadTable[OpenRead] = NO_READS
         # Whether older items are still to be dropped because the queue is full; whether a thread
         # is reading the head, which is large; and whether it could not do so the last time.
         self._has_excess = self._is_reading_large = self._is_unreadable = False
@@ -271,12 +285,13 @@ class Queue(Committable):
         # Whether any item that waits, or that may wait again, can expire.
         self._expiring = (
             self.backlog.behind is not None
+            or _any_expires(self.backlog.front)
             or _any_expires(self.backlog.memory)
-            or _any_expires(self.reads.open.values())
+            or _any_expires(map(_item_of, self.reads.open.values()))
         )
         self.configure(config)
         self.backlog.producers.start_clock(clock)
-        if reserved.by_xid:
+        if reserved.count:
             self.reads.reservations.begin_leases(clock.monotonic())
 
     def open_journal(self) -> None:
@@ -394,13 +409,13 @@ class Queue(Committable):
     @property
     def memory_items(self) -> int:
         """Number of items held in memory."""
-        return len(self.backlog.memory)
+        return self.backlog.memory_items
 
     @property
     def held_items(self) -> int:
         """Number of all items in memory: those that wait, open reads, and delayed ones."""
         delayed = 0 if self._delayed is None else len(self._delayed.companion.open)
-        return len(self.backlog.memory) + len(self.reads.open) + delayed
+        return self.backlog.memory_items + len(self.reads.open) + delayed
 
     @property
     def read_behind(self) -> bool:
@@ -428,8 +443,8 @@ class Queue(Committable):
         return self.changes.last_wait if len(self.backlog) else 0
 
     @property
-    def open(self) -> ReadTable[bytes]:
-        """Items of open reads by xid."""
+    def open(self) -> ReadTable[OpenRead]:
+        """The open reads by xid."""
         return self.reads.open
 
     @property
@@ -522,7 +537,7 @@ class Queue(Committable):
         """Whether a reader has the open read `xid`."""
         return self.reads.is_held(xid)
 
-    def browse(self, count: int) -> list[bytes]:
+    def browse(self, count: int) -> list[Item]:
         """Return at most `count` of the first items in memory, without taking them."""
         return self.backlog.browse(count)
 
@@ -588,12 +603,12 @@ class Queue(Committable):
         self.check_writes()
         return self.accept(item(self._clock.now(), expiry, data), expiry)
 
-    def add_record(self, record: bytes, expiry: int = 0) -> bool:
+    def add_record(self, one: Item, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
         self.check_writes()
         if not self.children:
-            return self.accept(record, expiry)
-        return self.accept_in_all(lambda queue: queue.accept(record, expiry))
+            return self.accept(one, expiry)
+        return self.accept_in_all(lambda queue: queue.accept(one, expiry))
 
     def accept_in_all(self, accept: Callable[["Queue"], bool], *, is_delayed: bool = False) -> bool:
         """Let `accept` add an item to each child, then to this queue; return its answer for this.
@@ -640,8 +655,9 @@ class Queue(Committable):
         self.refusals.no_room = (reason, self.backlog.total_items)
         self._commits.note_change(self)
 
-    def accept(self, record: bytes, expiry: int = 0) -> bool:
-        """Add an item's record, which several queues may share, to this queue only; as `add`."""
+    def accept(self, one: Item, expiry: int = 0) -> bool:
+        """Add an item, whose record several queues may share, to this queue only; as `add`."""
+        record = record_of(one)
         size = len(record) - ADDX_HEADER
         if self._needs_checks or expiry:
             if self._limits.fanout_only:
@@ -650,8 +666,9 @@ class Queue(Committable):
             if admitted is None:
                 return False
             record = admitted
-        if type(record) is not bytes:
-            self._append_noted(record, size, counted(record, self.reads.last_xid))
+        if isinstance(one, NotedItem):
+            one = noted(record, one.deliveries, one.letter)
+            self._append_noted(one, size, counted(one, self.reads.last_xid))
         else:
             self._append(record, size)
             self._collect(record)
@@ -659,18 +676,18 @@ class Queue(Committable):
             self.serve_waiting()
         return True
 
-    def _append_noted(self, record: bytes, size: int, records: bytes) -> None:
+    def _append_noted(self, one: Item, size: int, records: bytes) -> None:
         """Append an item that is written as `records`, with a note before it."""
-        self._append(record, size)
+        self._append(one, size)
         self._collect(records)
         self.changes.undo.append(ItemAdded(size))
 
-    def _append(self, record: bytes, size: int) -> None:
+    def _append(self, one: Item, size: int) -> None:
         """Append an item to the backlog; its record is not collected yet."""
         backlog = self.backlog
         if backlog.behind is None and not self._limits.memory_only and not backlog.has_room(size):
             backlog.enter_read_behind(self.changes.size)
-        backlog.append(record, size)
+        backlog.append(one, size)
 
     def _admit(self, record: bytes, size: int) -> bytes | None:
         """Return the record to add, its expiry limited to `max_age`; None if it is refused."""
@@ -701,10 +718,7 @@ class Queue(Committable):
             added = item_add_time(record)
             expiry = self.limited_expiry(added, item_expiry(record))
             if expiry != item_expiry(record):
-                shortened = item(added, expiry, record[ADDX_HEADER:])
-                record = annotated(
-                    shortened, deliveries=item_deliveries(record), letter=item_letter(record)
-                )
+                record = item(added, expiry, record[ADDX_HEADER:])
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
         return record
@@ -1011,7 +1025,7 @@ class Queue(Committable):
         else:
             self._append(record, len(record) - ADDX_HEADER)
             self._collect(record)
-        return self._open(self.backlog.take(), by_reader=False)
+        return self._open(self.backlog.take(), by_reader=False).xid
 
     def hold_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> int:
         """Do what `hold` does, for a record that `write_ahead` wrote to `file`.
@@ -1020,7 +1034,7 @@ class Queue(Committable):
             JournalError: the journal could not be written; the item was not added.
         """
         self._append_file(record, file, mark)
-        xid, records = self.reads.open_read(self.backlog.take())
+        read, records = self.reads.open_read(self.backlog.take())
         # The item is in the journal and stays there, so this cannot be taken back with the changes
         # of the turn. If it cannot be written now, it comes first in the next write, and after a
         # crash loading opens the read.
@@ -1028,7 +1042,7 @@ class Queue(Committable):
         with contextlib.suppress(OSError):
             self.journal.append(self.changes.prelude)
             self.changes.prelude = b""
-        return xid
+        return read.xid
 
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm open reads that no reader has, and write that.
@@ -1040,8 +1054,7 @@ class Queue(Committable):
             return
         self.write_now()
         self._write_at_once(confirm_removes(xids))
-        for xid in xids:
-            self.reads.end(xid)
+        self.reads.end_all(xids)
         if self.changes.places is not None:
             self.changes.places.forget(xids)
 
@@ -1085,8 +1098,6 @@ class Queue(Committable):
     def _join(self, xid: int, record: bytes) -> None:
         """Add the delayed item `record`, which its companion has as the read `xid`."""
         size = len(record) - ADDX_HEADER
-        if isinstance(record, AnnotatedItem):
-            record = bytes(record)  # its xid is one of the companion
         self._append_noted(record, size, joining(xid, record, self.reads.last_xid))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
@@ -1098,23 +1109,17 @@ class Queue(Committable):
         """
         delayed.is_writing = True
         file = self.new_file_name() if self._takes_files else None
-        plain: list[bytes] = []
 
         def write(pause: Pause) -> None:
-            one = record
-            if isinstance(record, AnnotatedItem):  # its xid is one of the companion
-                data = memoryview(record)[ADDX_HEADER:]
-                one = item_in_pieces(item_add_time(record), item_expiry(record), data, pause)
-            plain.append(one)
             if file is not None:
-                self.write_ahead(file, one, pause, partial(joining_note, xid))
+                self.write_ahead(file, record, pause, partial(joining_note, xid))
 
         def written(error: BaseException | None) -> None:
             delayed.is_writing = False
-            if self._closed or not delayed.companion.reads.is_open(xid, record):
+            if self._closed or xid not in delayed.companion.open:
                 delayed.forget_taken()  # it was flushed, or the queue deleted
             elif error is None:
-                self._join_written(delayed, plain[0], file)
+                self._join_written(delayed, record, file)
             else:
                 delayed.put_back(self._clock.monotonic())
             if file is not None:
@@ -1242,9 +1247,9 @@ class Queue(Committable):
         )
 
     def accept_written_ahead(
-        self, record: bytes, file: str, expiry: int = 0, mark: PutMark | None = None
+        self, one: Item, file: str, expiry: int = 0, mark: PutMark | None = None
     ) -> bool:
-        """Do what `accept` does, for a record that `write_ahead` wrote to `file`.
+        """Do what `accept` does, for an item that `write_ahead` wrote to `file`.
 
         The file becomes the journal's current one. If the item is not added, call `discard_file`.
         With a `mark`, do what `accept_once` does.
@@ -1252,21 +1257,22 @@ class Queue(Committable):
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
+        record = record_of(one)
         if not self.takes_file(record, mark):
             self.discard_file(file)
             if mark is not None:
                 return self.accept_once(record, mark, is_delayed=False)
-            return self.accept(record, expiry)
+            return self.accept(one, expiry)
         size = len(record) - ADDX_HEADER
         if (self._needs_checks or expiry) and self._admit(record, size) is None:
             return False
-        self._append_file(record, file, mark, is_noted=type(record) is not bytes)
+        self._append_file(one, file, mark, is_noted=isinstance(one, NotedItem))
         if self.waiters:
             self.serve_waiting()
         return True
 
     def _append_file(
-        self, record: bytes, file: str, mark: PutMark | None, *, is_noted: bool = False
+        self, one: Item, file: str, mark: PutMark | None, *, is_noted: bool = False
     ) -> None:
         """Append an item whose record is in `file`, and continue the journal there.
 
@@ -1275,10 +1281,10 @@ class Queue(Committable):
         Raises:
             JournalError: the journal could not be written; the item was not added.
         """
-        size = len(record) - ADDX_HEADER
+        size = item_size(one)
         # All earlier records must be in earlier files.
         self.write_now()
-        self._append(record, size)
+        self._append(one, size)
         journal = self.journal
         assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
         try:
@@ -1298,7 +1304,7 @@ class Queue(Committable):
             # The file begins with a note, which ends with the last-used xid when it was written.
             self.changes.prelude += save_xid(self.reads.last_xid)
         if self._is_traced:
-            self._trace(record)
+            self._trace(record_of(one))
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
         self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
@@ -1306,31 +1312,36 @@ class Queue(Committable):
     # --- taking ---
 
     def remove(self) -> bytes | None:
-        """Remove the head and return it; None if the queue is empty.
+        """Remove the head and return its record; None if the queue is empty.
 
         Raises:
             QueueUnavailable: the queue was closed, or its items could not be read.
         """
+        one = self._remove()
+        return None if one is None else record_of(one)
+
+    def _remove(self) -> Item | None:
         backlog = self.backlog
         if (
             self._read_needs_checks
             or backlog.memory_bytes < backlog.refill_below
+            or backlog.front
             or not backlog.memory
         ):
-            record = self._take()
-            if record is None:
+            taken = self._take()
+            if taken is None:
                 return None
         else:
-            record = backlog.memory.popleft()
-            backlog.memory_bytes -= len(record) - ADDX_HEADER
+            taken = backlog.memory.popleft()
+            backlog.memory_bytes -= item_size(taken)
             self.get_hits += 1
         changes = self.changes
         pending = changes.pending
         if not pending:
             self._commits.dirty.append(self)
         pending.append(REMOVE_RECORD)
-        changes.undo.append(record)
-        return record
+        changes.undo.append(taken)
+        return taken
 
     def open_read(self, timeout: float | None = None) -> tuple[int, bytes] | None:
         """Open a read of the head: keep it for its reader until it is confirmed or given back.
@@ -1345,17 +1356,18 @@ class Queue(Committable):
             QueueUnavailable: as `remove`.
         """
         self.transactions += 1
-        return self._open_head(timeout)
+        read = self._open_head(timeout)
+        return None if read is None else (read.xid, read.record)
 
-    def _open_head(self, timeout: float | None) -> tuple[int, bytes] | None:
-        record = self._take()
-        if record is None:
+    def _open_head(self, timeout: float | None) -> OpenRead | None:
+        taken = self._take()
+        if taken is None:
             return None
-        xid = self._open(record, by_reader=True)
+        read = self._open(taken, by_reader=True)
         timeout = self._timeout if timeout is None else timeout
         if timeout is not None:
-            self._set_deadline(xid, record, timeout)
-        return xid, record
+            self._set_deadline(read, timeout)
+        return read
 
     def open_next(
         self, most: int, most_bytes: int, mode: ReadMode = ReadMode.OPEN
@@ -1370,28 +1382,28 @@ class Queue(Committable):
         Returns:
             The reads' xids and the items. If it is empty, call `open_read`.
         """
-        xids, _ = self._open_from_memory(most, most_bytes)
-        items = self.reads.items_of(xids)
+        reads, _ = self._open_from_memory(most, most_bytes)
         if mode is ReadMode.OPEN:
-            self.transactions += len(xids)
-        elif xids:
-            self.reads.hold_plainly(xids)
-        if xids and self._timeout is not None:
+            self.transactions += len(reads)
+        else:
+            for read in reads:
+                read.is_plain = True
+        if reads and self._timeout is not None:
             deadline = self._clock.monotonic() + self._timeout
-            for xid, record in zip(xids, items, strict=True):
-                self.reads.set_deadline(xid, record, deadline)
+            for read in reads:
+                self.reads.set_deadline(read, deadline)
             self._commits.watch_deadlines(self)
-        return list(zip(xids, items, strict=True))
+        return [(read.xid, read.record) for read in reads]
 
-    def _open(self, record: bytes, *, by_reader: bool) -> int:
-        """Open a read of `record`, which was the head; return its xid."""
+    def _open(self, taken: Item, *, by_reader: bool) -> OpenRead:
+        """Open a read of an item that was the head; return it."""
         last = self.reads.last_xid
-        xid, records = self.reads.open_read(record)
+        read, records = self.reads.open_read(taken)
         self._collect(records)
-        self.changes.undo.append(ReadOpened(xid, record, last, by_reader))
-        return xid
+        self.changes.undo.append(ReadsOpened((read.xid,), [read], last, by_reader=by_reader))
+        return read
 
-    def _take(self) -> bytes | None:
+    def _take(self) -> Item | None:
         if self._read_needs_checks:
             self.check_not_suspect()
         if not self._has_head():
@@ -1403,25 +1415,30 @@ class Queue(Committable):
         return backlog.take()
 
     def peek(self) -> bytes | None:
-        """Return the head without taking it; None if the queue is empty."""
+        """Return the record of the head without taking it; None if the queue is empty."""
+        head = self._peek()
+        return None if head is None else record_of(head)
+
+    def _peek(self) -> Item | None:
         if self.is_returning and not self._limits.reads_paused:
             xid = self._oldest_returning()
-            if xid is not None and not self._is_expired(self.reads.open[xid], self._clock.now()):
-                return self.reads.open[xid]
-        return self.backlog.memory[0] if self._has_head() else None
+            oldest = None if xid is None else self.reads.open[xid].item
+            if oldest is not None and not self._is_expired(oldest, self._clock.now()):
+                return oldest
+        return self.backlog.head if self._has_head() else None
 
-    def head(self) -> bytes | None:
+    def head(self) -> Item | None:
         """Return the head without taking it, also while reads are paused; None if there is none."""
-        return self.backlog.memory[0] if self._has_head(although_paused=True) else None
+        return self.backlog.head if self._has_head(although_paused=True) else None
 
     def hold_head(self) -> int:
         """Open a read of the head, which `head` returned, without a time limit; return its xid.
 
         It is no transaction.
         """
-        xid = self._open(self.backlog.take(), by_reader=True)
-        self.reads.hold_plainly((xid,))
-        return xid
+        read = self._open(self.backlog.take(), by_reader=True)
+        read.is_plain = True
+        return read.xid
 
     def hold_back(self, xids: Sequence[int]) -> None:
         """Take note that these reads, which were just opened, are no deliveries.
@@ -1429,7 +1446,7 @@ class Queue(Committable):
         So a restart, which gives them back, does not count them.
         """
         for xid in xids:
-            self.reads.reserved.set_uncounted(xid)
+            self.reads.open[xid].is_counted = False
         self._collect(held_back_note(xids, self.reads.last_xid))
         self.changes.undo.append(NoDeliveries())
 
@@ -1437,13 +1454,14 @@ class Queue(Committable):
     def is_settled(self) -> bool:
         """Whether a read takes only a short time; otherwise see `settle`."""
         backlog = self.backlog
-        if not backlog.memory and backlog.behind is not None:
+        if backlog.behind is not None and backlog.head is None:
             return False
         if self._must_bury and self._departures.has_dead_head(self):
             return False
         if not self._expiring or len(backlog) <= _EXPIRED_AT_ONCE:
             return True
-        return bool(backlog.memory) and not self._is_expired(backlog.memory[0], self._clock.now())
+        head = backlog.head
+        return head is not None and not self._is_expired(head, self._clock.now())
 
     def settle(self) -> bool:
         """Prepare a read a bit: read the head back, and drop or move some items before it.
@@ -1455,7 +1473,8 @@ class Queue(Committable):
         Returns:
             False if there may be more to do. Raises as `remove`.
         """
-        if not self.backlog.memory and self.backlog.behind is not None and not self._reads_head():
+        backlog = self.backlog
+        if backlog.head is None and backlog.behind is not None and not self._reads_head():
             return False
         if self.discard_expired(_EXPIRED_AT_ONCE) == _EXPIRED_AT_ONCE:
             return False
@@ -1509,7 +1528,7 @@ class Queue(Committable):
                 if self._departures.is_moving:
                     return False  # in the journal the item that is moved is still the head
                 self._bury_heads()
-        return bool(self.backlog.memory) or self._read_back()
+        return self.backlog.memory_items > 0 or self._read_back()
 
     def _read_back(self, *, at_once: bool = True) -> bool:
         """Read items back into memory; return whether any are there.
@@ -1528,10 +1547,10 @@ class Queue(Committable):
                 backlog.read_back(at_once=at_once)
                 backlog.check_complete()
         except (OSError, JournalError) as error:
-            if backlog.memory:
+            if backlog.memory_items:
                 return True  # those come first; a later read gets the error
             raise QueueUnavailable(f"queue {self.name} cannot be read: {error}") from error
-        return bool(backlog.memory)
+        return backlog.memory_items > 0
 
     def _drop_oldest(self) -> bool:
         """Drop the head, or if none waits the delayed item that is due first; False if none is.
@@ -1539,15 +1558,15 @@ class Queue(Committable):
         Raises:
             JournalError: the delayed item could not be dropped.
         """
-        if not self.backlog.memory and not self._read_back():
+        if not self.backlog.memory_items and not self._read_back():
             return self._delayed is not None and self._delayed.drop_next()
         self.drop_taken(self.backlog.take())
         return True
 
-    def drop_taken(self, record: bytes) -> None:
-        """Drop `record`, which was the head and is already taken."""
+    def drop_taken(self, taken: Item) -> None:
+        """Drop an item that was the head and is already taken."""
         self._collect(REMOVE_RECORD)
-        self.changes.undo.append(HeadDropped(record))
+        self.changes.undo.append(HeadDropped(taken))
 
     # --- ending reads ---
 
@@ -1557,22 +1576,22 @@ class Queue(Committable):
         If this cannot be written, the read is given back later. If it is `kept`, or reserved, it
         stays its reader's, who may try again.
         """
-        record = self.reads.end(xid)
-        if record is None:
+        read = self.reads.open.get(xid)
+        if read is None:
             return False
+        self.reads.end(read)
         self._collect(confirm_remove(xid))
-        reservation = self.reads.end_reservation(xid)
-        self.changes.undo.append(ReadConfirmed(xid, record, reservation, kept))
+        self.changes.undo.append(ReadsConfirmed((xid,), [read], kept=kept))
         return True
 
     def confirm_all(self, xids: Sequence[int]) -> None:
         """Confirm open reads, as one change; if it cannot be written, as `confirm`."""
-        reads = self.reads
-        ended, records = reads.end_all(xids)
+        ended = self.reads.end_all(xids)
         if ended:
-            reservations = reads.reservations.end_all(ended)
-            self._collect(confirm_removes(ended))
-            self.changes.undo.append(ReadsConfirmed(ended, records, reservations))
+            if len(ended) < len(xids):
+                xids = [read.xid for read in ended]
+            self._collect(confirm_removes(xids))
+            self.changes.undo.append(ReadsConfirmed(xids, ended, kept=False))
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; return False if it is not open."""
@@ -1604,29 +1623,29 @@ class Queue(Committable):
             is_dead: whether they go to `dead_letter_queue` however often they were delivered.
         """
         reads = self.reads
-        held = [xid for xid in xids if reads.is_held(xid)]
+        held = [read for read in map(reads.held_read, xids) if read is not None]
         self.canceled_transactions += reads.transactions_among(held)
-        # Reads of a tag that was retired were no deliveries.
-        deliveries = frozenset(filter(self._is_of_live_tag, held) if counted else ())
         alive = [
-            xid
-            for xid in held
-            if not (xid in deliveries or is_dead)
+            read
+            for read in held
+            if not (is_dead or self._counts(read, counted=counted))
             or not self._departures.bury(
-                self, xid, why, counted=xid in deliveries, even_alive=is_dead
+                self, read, why, counted=self._counts(read, counted=counted), even_alive=is_dead
             )
         ]
-        for xid in reversed(alive):
-            self.retry(xid, delay, counted=xid in deliveries)
+        for read in reversed(alive):
+            if not read.is_over:  # unless a write has failed meanwhile
+                self.retry(read, delay, counted=self._counts(read, counted=counted))
         if held and self.waiters:
             self.serve_waiting()
         return len(held)
 
-    def _is_of_live_tag(self, xid: int) -> bool:
-        """Whether an open read is not of a tag that was retired."""
+    def _counts(self, read: OpenRead, *, counted: bool) -> bool:
+        """Whether a read that is given back counts as a delivery: not if its tag was retired."""
         reserved = self.reads.reserved
-        reservation = reserved.by_xid.get(xid) if reserved.retired else None
-        tag = "" if reservation is None else reservation.terms.tag
+        if not counted or read.reservation is None or not reserved.retired:
+            return counted
+        tag = read.reservation.terms.tag
         return not (tag and reserved.is_retired(parse_tag(tag)))
 
     def begin_giving_back(self, returning: ReadsReturn) -> None:
@@ -1694,63 +1713,64 @@ class Queue(Committable):
         """Return the xid of the oldest read that is being given back; None if there may be none."""
         if self._returning:
             return self._returning[-1].oldest()
-        return (
-            self.reads.oldest_overdue(self._clock.monotonic()) if len(self.reads.overdue) else None
-        )
+        if not len(self.reads.overdue):
+            return None
+        read = self.reads.oldest_overdue(self._clock.monotonic())
+        return None if read is None else read.xid
 
-    def _put_back(self, xid: int, *, counted: bool) -> None:
-        """Make the item of the open read `xid` the head again."""
+    def _put_back(self, read: OpenRead, *, counted: bool) -> None:
+        """Make the item of an open read the head again."""
         reads = self.reads
-        record = reads.open[xid]
-        self.backlog.put_back(waiting_again(record, counted=counted))
-        reads.end(xid)
+        reads.end(read)
+        self.backlog.put_back(waiting_again(read.item, counted=counted))
         reads.given_back += 1
         self.redelivered += counted
+        xid = read.xid
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
-        self.changes.undo.append(ReadGivenBack(xid, record, reads.end_reservation(xid)))
+        self.changes.undo.append(ReadGivenBack(read))
 
-    def retry(self, xid: int, delay: float | None = None, *, counted: bool) -> None:
-        """Let the item of the open read `xid` be read again, after its retry delay if it has one.
+    def retry(self, read: OpenRead, delay: float | None = None, *, counted: bool) -> None:
+        """Let the item of an open read be read again, after its retry delay if it has one.
 
         Args:
-            xid: the read; no reader has it any more.
+            read: the read; no reader has it any more.
             delay: seconds, instead of the retry delay, which is only for deliveries.
             counted: whether the item was delivered.
         """
-        if not self._delay_retry(xid, delay, counted=counted):
-            self._put_back(xid, counted=counted)
+        seconds = self._retry_delay(read, delay, counted=counted)
+        if not seconds:
+            self._put_back(read, counted=counted)
+            return
+        at = self._clock.monotonic() + seconds
+        self._lose_reader(read, self.reads.retry_at(read, at, counted=counted))
+        self._commits.watch_deadlines(self)
 
-    def _delay_retry(self, xid: int, delay: float | None, *, counted: bool) -> bool:
-        """Hold back the item of the open read `xid` for its retry delay; False if it has none.
+    def _retry_delay(self, read: OpenRead, delay: float | None, *, counted: bool) -> float:
+        """Return for how long the item of an open read is held back, in seconds.
 
-        It has none, either, if such items take too much memory already. `delay` overrides the
-        settings, which are for deliveries that are `counted`.
+        That is 0, too, if such items take too much memory already. `delay` overrides the settings,
+        which are for deliveries that are `counted`.
         """
         config, reads = self.config, self.reads
         if delay is None and not counted:
-            return False
-        record = reads.open[xid]
+            return 0
         if not (config.retry_delay if delay is None else delay):
-            return False
-        size = len(record)
-        if reads.retrying_bytes + size > max(MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
-            return False
-        if delay is None:
-            retries = min(item_deliveries(record), _MAX_DOUBLINGS)
-            longest = MAX_DURATION if config.max_retry_delay is None else config.max_retry_delay
-            delay = min(config.retry_delay * config.retry_backoff**retries, longest)
-        self._forget_reservation(xid, record, counted=counted)
-        reads.retry_at(xid, self._clock.monotonic() + delay, counted=counted)
-        self._commits.watch_deadlines(self)
-        return True
+            return 0
+        memory = reads.retrying_bytes + len(read.record)
+        if memory > max(MIN_ASIDE_LIMIT, self.backlog.max_memory_bytes // 4):
+            return 0
+        if delay is not None:
+            return delay
+        retries = min(read.deliveries, _MAX_DOUBLINGS)
+        longest = MAX_DURATION if config.max_retry_delay is None else config.max_retry_delay
+        return min(config.retry_delay * config.retry_backoff**retries, longest)
 
-    def _forget_reservation(self, xid: int, record: bytes, *, counted: bool) -> None:
-        """Take note that no reader has an open read any more; `counted`: this was a delivery."""
-        reservation = self.reads.end_reservation(xid)
-        if reservation is not None or not counted:
-            note = unreserved_note if counted else held_back_note
-            self._collect(note((xid,), self.reads.last_xid))
-            self.changes.undo.append(ReadHeldBack(xid, record, reservation))
+    def _lose_reader(self, read: OpenRead, other: OpenRead) -> None:
+        """Note in the journal, if need be, that `other` has taken the place of `read`."""
+        if read.reservation is not None or not other.is_counted:
+            note = unreserved_note if other.is_counted else held_back_note
+            self._collect(note((read.xid,), self.reads.last_xid))
+            self.changes.undo.append(ReadReplaced(read, other))
 
     # --- items that go to another queue: see `departures` ---
 
@@ -1768,7 +1788,9 @@ class Queue(Committable):
         while len(backlog) - backlog.total_items > self._behind_given_back:
             if count == most:
                 return False
-            if not (backlog.memory or self._read_back()) or not self._departures.bury_head(self):
+            if not (backlog.memory_items or self._read_back()):
+                return True
+            if not self._departures.bury_head(self):
                 return True
             count += 1
         self._may_have_dead_head = False
@@ -1785,20 +1807,22 @@ class Queue(Committable):
         """How many dead letters to move at once; each is synced if the journal is."""
         return _BURIED_AT_ONCE if self._sync_period is None else 1
 
-    def put_aside(self, record: bytes) -> int:
-        """Set `record`, which was the head, aside; return the xid of its read."""
-        xid = self._open(record, by_reader=False)
-        self.reads.set_aside(xid, record)
-        self.hold_back((xid,))
-        return xid
+    def put_aside(self, taken: Item) -> OpenRead:
+        """Set an item that was the head aside; return its read."""
+        read = self._open(taken, by_reader=False)
+        self.reads.set_aside(read)
+        self.hold_back((read.xid,))
+        return read
 
-    def take_over(self, xid: int, record: bytes, *, counted: bool) -> None:
+    def take_over(self, read: OpenRead, *, counted: bool) -> OpenRead:
         """Set the item of an open read aside, which its reader does not have any more.
 
-        `counted` is whether it was delivered.
+        `counted` is whether it was delivered. Return the read that takes its place.
         """
-        self._forget_reservation(xid, record, counted=counted)
-        self.reads.set_aside(xid, record)
+        other = self.reads.replace(read, ASIDE, counted=counted)
+        self.reads.set_aside(other)
+        self._lose_reader(read, other)
+        return other
 
     # --- reserved reads ---
 
@@ -1829,71 +1853,71 @@ class Queue(Committable):
                 f"the reserved items of queue {self.name} take {memory} bytes of memory, which is "
                 "max_memory_size or more; finish or release some"
             )
-        parts: list[Sequence[int]] = []
-        count = size = 0
-        while count < most and size < most_bytes and not (parts and self.waiters):
-            xids, xids_size = self._open_from_memory(most - count, most_bytes - size)
-            if xids:
-                parts.append(xids)
-                count += len(xids)
-                size += xids_size
-                self.transactions += len(xids)
+        reads: list[OpenRead] = []
+        size = 0
+        while len(reads) < most and size < most_bytes and not (reads and self.waiters):
+            some, some_size = self._open_from_memory(most - len(reads), most_bytes - size)
+            if some:
+                reads += some
+                size += some_size
+                self.transactions += len(some)
                 continue
             self.transactions += 1
             try:
-                record = self._take()
+                taken = self._take()
             except QueueUnavailable:
-                if not parts:
+                if not reads:
                     raise
                 break
-            if record is None:
+            if taken is None:
                 break
-            parts.append((self._open(record, by_reader=True),))
-            count += 1
-            size += len(record) - ADDX_HEADER
-        if not parts:
+            reads.append(self._open(taken, by_reader=True))
+            size += item_size(taken)
+        # If a write failed meanwhile, some were taken back, and the commit takes back the others.
+        reads = [read for read in reads if not read.is_over]
+        if not reads:
             return None
-        # If a write failed meanwhile, xids may repeat; then all of this is taken back.
-        reads = parts[0] if len(parts) == 1 else tuple(dict.fromkeys(chain.from_iterable(parts)))
-        memory = size + (ADDX_HEADER + OVERHEAD) * count
-        reservation = Reservation(nonce, terms, reads, memory, len(reads))
-        self.reads.reservations.add(reservation, self._clock.monotonic())
+        memory = size + (ADDX_HEADER + OVERHEAD) * len(reads)
+        reservation = Reservation(nonce, terms, _xids_of(reads), memory, len(reads))
+        self.reads.reservations.add(reservation, reads, self._clock.monotonic())
         self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
-        self.changes.undo.append(ReadsReserved(reservation))
+        self.changes.undo.append(ReadsReserved(reservation, reads))
         self._commits.watch_deadlines(self)
         return reservation
 
-    def _open_from_memory(self, most: int, most_bytes: int) -> tuple[Sequence[int], int]:
-        """Open reads of plain items at the head, as one change, at most `most`.
+    def _open_from_memory(self, most: int, most_bytes: int) -> tuple[list[OpenRead], int]:
+        """Open reads of items at the head, as one change, at most `most`.
 
         Returns:
-            Their xids, and the bytes of data in them. If none is opened, the head must be opened by
+            The reads, and the bytes of data in them. If none is opened, the head must be opened by
             itself.
         """
         backlog, reads = self.backlog, self.reads
         if self._read_needs_checks or self.waiters or reads.dialect != "documented":
-            return (), 0
+            return [], 0
         last = reads.last_xid
-        free = reads.free_xids(min(most, len(backlog.memory)))
-        items: list[bytes] = []
+        free = reads.free_xids(min(most, backlog.memory_items))
+        first = first_xid(free) if type(free) is range else 0
+        opened: list[OpenRead] = []
         size, most_size = 0, min(most_bytes - 1, backlog.memory_bytes - backlog.refill_below)
-        take = backlog.memory.popleft
-        wanted = len(free)
-        while len(items) < wanted and size <= most_size:
-            record = take()
-            if type(record) is not bytes:  # an annotated one
-                backlog.memory.appendleft(record)
+        for place in range(len(free)):
+            if size > most_size:
                 break
-            size += len(record) - ADDX_HEADER
-            items.append(record)
-        xids = free if len(items) == wanted else free[: len(items)]
-        if items:
+            xid = first + place if first else free[place]
+            one = backlog.front.pop() if backlog.front else backlog.memory.popleft()
+            if kept_xid(one) is not None:
+                backlog.front.append(one)
+                break
+            size += item_size(one)
+            opened.append(OpenRead(xid, one))
+        if opened:
+            xids = free[: len(opened)]
             backlog.memory_bytes -= size
-            reads.put_all(xids, items, size + ADDX_HEADER * len(items))
-            self.get_hits += len(items)
-            self._collect(REMOVE_TENTATIVE_RECORD * len(items))
-            self.changes.undo.append(ReadsOpened(xids, items, last))
-        return xids, size
+            reads.put_all(xids, opened, size + ADDX_HEADER * len(opened))
+            self.get_hits += len(opened)
+            self._collect(REMOVE_TENTATIVE_RECORD * len(opened))
+            self.changes.undo.append(ReadsOpened(xids, opened, last, by_reader=True))
+        return opened, size
 
     def reserve_again(self, terms: ReserveTerms) -> Reservation | None:
         """Return the reservation of an open tag, with a new lease on these terms.
@@ -1928,10 +1952,10 @@ class Queue(Committable):
         if is_new and len(reserved.by_tag) + len(reserved.done) >= MAX_TAGS:
             raise TagRefused(f"queue {self.name} has {MAX_TAGS} tags; retire epochs that are over")
 
-    def reserved_reads(self, reservation: Reservation) -> tuple[Sequence[int], list[bytes]]:
+    def reserved_reads(self, reservation: Reservation) -> tuple[Sequence[int], list[Item]]:
         """Return the xids and the items of a reservation's reads that have not ended."""
         xids = self.reads.reserved.live(reservation)
-        return xids, self.reads.items_of(xids)
+        return xids, [read.item for read in self.reads.open.get_all(xids)]
 
     def find_reserved(self, reads: Sequence[tuple[int, Sequence[int]]]) -> Sequence[int]:
         """Return the xids of those reads, given by nonce, that are reserved; each once."""
@@ -2041,17 +2065,17 @@ class Queue(Committable):
 
         If it is reserved, its lease ends then.
         """
-        record = self.reads.open.get(xid)
-        if record is None:
+        read = self.reads.open.get(xid)
+        if read is None:
             return False
-        if xid in self.reads.reserved.by_xid:
+        if read.reservation is not None:
             self.extend_leases((xid,), timeout)
         else:
-            self._set_deadline(xid, record, timeout)
+            self._set_deadline(read, timeout)
         return True
 
-    def _set_deadline(self, xid: int, record: bytes, seconds: float) -> None:
-        self.reads.set_deadline(xid, record, self._clock.monotonic() + seconds)
+    def _set_deadline(self, read: OpenRead, seconds: float) -> None:
+        self.reads.set_deadline(read, self._clock.monotonic() + seconds)
         self._commits.watch_deadlines(self)
 
     def give_back_overdue(self) -> int:
@@ -2069,43 +2093,33 @@ class Queue(Committable):
             return 0
         if len(reads.overdue):
             self._set_needs_checks()
-        held = {xid: reads.open[xid] for xid in overdue}
-        uncounted = reads.reserved.uncounted
-        retries = {xid: xid not in uncounted for xid in overdue if xid in reads.retrying}
-        for xid in reversed(overdue):
-            if xid in retries:
-                if xid in self._flushed:
-                    self.confirm(xid)
+        held = [read for read in overdue if read.state != RETRYING]
+        for read in reversed(overdue):
+            if read.state == RETRYING:
+                if read.xid in self._flushed:
+                    self.confirm(read.xid)
                 else:
-                    self._put_back(xid, counted=retries[xid])
-        count = self.give_back([xid for xid in overdue if xid not in retries], why=_TIME_IS_UP)
+                    self._put_back(read, counted=read.is_counted)
+        count = self.give_back([read.xid for read in held], why=_TIME_IS_UP)
         try:
             self.write_now()
         except BaseException as error:
-            self._give_back_later(held, retries, now + _GIVE_BACK_RETRY)
+            self._give_back_later(overdue, now + _GIVE_BACK_RETRY)
             if not isinstance(error, JournalError):
                 raise
             return 0
         self._set_needs_checks()
-        if retries and self.waiters:
+        if len(held) < len(overdue) and self.waiters:
             self.serve_waiting()
         return count
 
-    def _give_back_later(
-        self, held: Mapping[int, bytes], retries: Mapping[int, bool], at: float
-    ) -> None:
-        """Give reads back at a later time (monotonic seconds).
-
-        `retries` have no reader; it is whether they count as handed out.
-        """
-        reads = self.reads
-        for xid, record in held.items():
-            if xid in retries:
-                reads.retry_at(xid, at, counted=retries[xid])
-            elif xid in reads.reserved.by_xid:
-                reads.reservations.retry_at = at
-            else:
-                reads.set_deadline(xid, record, at)
+    def _give_back_later(self, reads: Sequence[OpenRead], at: float) -> None:
+        """Give reads back at a later time (monotonic seconds), unless they are over."""
+        for read in reads:
+            if read.reservation is not None:
+                self.reads.reservations.retry_at = at
+            elif not read.is_over:
+                self.reads.set_deadline(read, at)
 
     @property
     def next_deadline(self) -> float | None:
@@ -2150,14 +2164,15 @@ class Queue(Committable):
         self._is_blocked = False
         count, before = 0, len(backlog)
         while True:
-            if not backlog.memory and not self._read_back():
+            head = backlog.head if backlog.memory_items or self._read_back() else None
+            if head is None:
                 # Items of open reads, or of changes that may be taken back, may still expire.
                 self._expiring = self._limits.max_age is not None or bool(
                     self.reads.open or self.changes.undo
                 )
                 self._set_needs_checks()
                 break
-            if count in (limit, before) or not self._is_expired(backlog.memory[0], now):
+            if count in (limit, before) or not self._is_expired(head, now):
                 break
             if not self._departures.expire_head(self):
                 self._is_blocked = True
@@ -2167,12 +2182,12 @@ class Queue(Committable):
             self._departures.move_aside(self)
         return count
 
-    def _is_expired(self, record: bytes, now: int) -> bool:
-        expiry = item_expiry(record)
+    def _is_expired(self, one: Item, now: int) -> bool:
+        expiry = item_expiry(one)
         if expiry != 0 and expiry <= now:
             return True
         max_age = self._limits.max_age
-        return max_age is not None and item_add_time(record) + max_age <= now
+        return max_age is not None and item_add_time(one) + max_age <= now
 
     # --- waiting ---
 
@@ -2199,7 +2214,7 @@ class Queue(Committable):
         while (
             waiters
             and not self._departures.is_moving
-            and (backlog.memory or backlog.behind is not None)
+            and (backlog.memory_items or backlog.behind is not None)
         ):
             waiter = next(iter(waiters))
             try:
@@ -2233,25 +2248,24 @@ class Queue(Committable):
         del self.waiters[waiter]
         return True
 
-    def take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
+    def take_as(self, mode: ReadMode) -> tuple[Item | None, int]:
         """Remove, open or peek at the head; return the item and its xid (0 unless opened)."""
         self.transactions += mode is ReadMode.OPEN
         return self._take_as(mode)
 
-    def _take_as(self, mode: ReadMode) -> tuple[bytes | None, int]:
+    def _take_as(self, mode: ReadMode) -> tuple[Item | None, int]:
         """Do what `take_as` does, for a reader that is counted already."""
         match mode:
             case ReadMode.REMOVE:
-                return self.remove(), 0
+                return self._remove(), 0
             case ReadMode.PEEK:
-                return self.peek(), 0
+                return self._peek(), 0
             case ReadMode.OPEN | ReadMode.HOLD:  # pragma: no branch: there is no other mode
-                opened = self._open_head(None)
-                if opened is None:
+                read = self._open_head(None)
+                if read is None:
                     return None, 0
-                if mode is ReadMode.HOLD:
-                    self.reads.hold_plainly(opened[:1])
-                return opened[1], opened[0]
+                read.is_plain = mode is ReadMode.HOLD
+                return read.item, read.xid
 
     # --- writing ---
 
@@ -2270,7 +2284,9 @@ class Queue(Committable):
                 return failure
         upkeep = self._upkeep
         if upkeep is not None and self.journal.size > (
-            upkeep.attend_at if self.backlog.memory else upkeep.attend_empty_at
+            upkeep.attend_at
+            if self.backlog.memory or self.backlog.front
+            else upkeep.attend_empty_at
         ):
             upkeep.attend()
         return None
@@ -2422,10 +2438,10 @@ class Queue(Committable):
         """When the head has to go because it expires (ms since the epoch); infinite if never."""
         if not self._expiring:
             return inf
-        if not self.backlog.memory:
+        head = self.backlog.head
+        if head is None:
             # An item of an open read that is given back, or of a change, is a change itself.
             return inf if self.backlog.behind is None else 0
-        head = self.backlog.memory[0]
         return self.limited_expiry(item_add_time(head), item_expiry(head)) or inf
 
     @property
@@ -2617,8 +2633,12 @@ class Queue(Committable):
                 log.info("queue %s: REMOVE, %d times", self.name, count, extra={"queue": self.name})
             if self.changes.places is not None:
                 self.changes.places.drop(count)
-            self._commits.worker.free(self.backlog.drop_all())
+            self._free_backlog()
         return count
+
+    def _free_backlog(self) -> None:
+        for useless in self.backlog.drop_all():
+            self._commits.worker.free(useless)
 
     @property
     def worker(self) -> Worker:
@@ -2658,7 +2678,7 @@ class Queue(Committable):
 
         `tell_closed` tells the waiting readers.
         """
-        self._commits.worker.free(self.backlog.drop_all())
+        self._free_backlog()
         self._commits.worker.free(self.backlog.producers.drop_all())
         self.changes.forget()
         for useless in self.reads.drop_all():

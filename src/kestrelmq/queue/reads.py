@@ -1,11 +1,9 @@
 """The open reads of a queue: items that were taken off the head and are not confirmed yet.
 
-Most of them were opened by a reader, and are given back when their time is up. Some of those are
-reserved: `reservations` knows them, and until when. No reader has the others:
-
-- Expired items that could not be moved to `expire_to_queue`; moving them is tried again.
-- Items that were given back and wait for `retry_delay`. For the journal they are still open: it is
-  written that they are given back when the delay is over. So a restart cuts the delay short.
+`journal.open_read` says what a read is, and in which states. This module has all of a queue, and
+knows when each is to be given back, except for reserved ones: see `leases`. For the journal, a read
+whose item waits for its retry delay is still open: it is written that it is given back when the
+delay is over. So a restart cuts the delay short.
 """
 
 from collections.abc import Sequence
@@ -16,16 +14,17 @@ from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
     REMOVE_TENTATIVE_RECORD,
-    another,
+    Item,
     kept_xid,
     remove_tentative_xid,
     save_xid,
     xid_before,
 )
 from kestrelmq.journal.memory_budget import OVERHEAD
+from kestrelmq.journal.open_read import ASIDE, HELD, NO_DEADLINE, RESERVED, RETRYING, OpenRead
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.replay import opened_xid
-from kestrelmq.journal.reserved_reads import Reservation, ReservedReads
+from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.queue.leases import Reservations
@@ -36,90 +35,77 @@ _COLLECTED_AT_ONCE: Final = 2000
 _GIVEN_BACK_AT_ONCE: Final = 500
 """Overdue reads that are given back in one go."""
 
-Deadline = tuple[float, int, int, bytes]
-"""Monotonic seconds, a number that orders equal times, xid and item."""
+Deadline = tuple[float, int, OpenRead]
+"""Monotonic seconds, a number that orders equal times, and a read."""
 
 
 class OpenReads:
     """The open reads.
 
     Attributes:
-        open: their items by xid.
-        open_bytes: bytes of those items' records.
+        open: the reads by xid.
+        open_bytes: bytes of their items' records.
         last_xid: the last-used xid.
         dialect: the dialect of the records that are written.
-        aside: expired items that wait until they can be moved, by xid; they are also in `open`.
-        aside_bytes: the memory that the items set aside take.
-        retrying: items that wait for their retry delay, by xid; they are also in `open`.
-        retrying_bytes: the memory that those take.
-        reserved: which reads are reserved, and which tags are over.
+        aside: those that are ASIDE or LEAVING by xid, in the order in which they are moved.
+        aside_bytes: the memory that their items take.
+        retrying: those that are RETRYING by xid.
+        retrying_bytes: the memory that their items take.
+        reserved: what the journal says of reserved ones, and which tags are over.
         reservations: the leases and owners of those.
-        plain: the reads whose readers asked for no transaction: they are open only until the item
-            can be removed. None if there are none.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
-        overdue: the reads that `collect_overdue` found, with their items, and `take_overdue` did
-            not return yet, by xid.
+        overdue: the reads that `collect_overdue` found and `take_overdue` did not return yet, by
+            xid.
+        is_dropped: whether `drop_all` has forgotten them.
     """
 
-    def __init__(
-        self,
-        last_xid: int,
-        dialect: Dialect,
-        opened: ReadTable[bytes],
-        reserved: ReservedReads,
-    ) -> None:
-        """Start with `opened`, the open reads, which are all reserved."""
-        self.hold_all(opened)
+    def __init__(self, last_xid: int, dialect: Dialect, reserved: ReservedReads) -> None:
+        """Start with the open reads of `reserved`, which are all reserved."""
         self.reserved = reserved
         self.reservations = Reservations(reserved)
+        self.hold_all(reserved.opened)
         self.last_xid = last_xid
         self.dialect: Dialect = dialect
-        self.plain: set[int] | None = None
-        self.aside: dict[int, bytes] = NOTHING
-        self.retrying: ReadTable[bytes] = NO_READS
+        self.aside: dict[int, OpenRead] = NOTHING
+        self.retrying: ReadTable[OpenRead] = NO_READS
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
-        # Only the last deadline of a read counts; `_last` has the number of that, by xid.
+        self.is_dropped = False
         self._deadlines: DeadlineHeap[Deadline] = DeadlineHeap()
-        self._last: ReadTable[int] = NO_READS
         self._sequence = 0
-        self.overdue: ReadTable[bytes] = NO_READS
+        self.overdue: ReadTable[OpenRead] = NO_READS
 
-    # --- opening and giving back ---
+    # --- opening and ending ---
 
-    def open_read(self, record: bytes) -> tuple[int, bytes]:
-        """Open a read of the item `record`, which was the head.
+    def open_read(self, item: Item) -> tuple[OpenRead, bytes]:
+        """Open a read of `item`, which was the head.
 
         Returns:
-            The read's xid, and the journal record or records to write.
+            The read, and the journal record or records to write.
         """
         last = self.last_xid
         # The records of kestrel-2 say the xid. If it were the one that an item keeps, which may be
         # much older, the last-used xid would go back to that.
-        kept = kept_xid(record) if self.dialect == "documented" else None
+        kept = kept_xid(item) if self.dialect == "documented" else None
         xid = opened_xid(kept, last, self.open)
         if xid == kept:
             # Another server added the item with ADD_XID, and did not open it. For readers of the
             # format that do not know its xid, set the counter so that it is the next one.
             records = save_xid(xid_before(xid)) + REMOVE_TENTATIVE_RECORD + save_xid(last)
-            self.forget_deadline(xid)
         else:
             says_xid = self.dialect == "kestrel-2"
             records = remove_tentative_xid(xid) if says_xid else REMOVE_TENTATIVE_RECORD
             self.last_xid = xid
-        self.put(xid, record)
-        return xid, records
+        read = OpenRead(xid, item)
+        self.open[xid] = read
+        self.open_bytes += len(read.record)
+        return read, records
 
-    def hold_all(self, opened: ReadTable[bytes]) -> None:
+    def hold_all(self, opened: ReadTable[OpenRead]) -> None:
         """Let these be the open reads."""
-        self.open = opened
+        self.open = self.reserved.opened = opened
         self.open_bytes = 0
-        for record in opened.values():
-            self.open_bytes += len(record)
-
-    def put(self, xid: int, record: bytes) -> None:
-        """Let the read `xid` of `record` be open."""
-        self.open[xid] = record
-        self.open_bytes += len(record)
+        for read in opened.values():
+            self.open_bytes += len(read.record)
 
     def free_xids(self, most: int) -> Sequence[int]:
         """Return the next xids in the documented dialect, at most `most`; a range if all are free.
@@ -134,15 +120,11 @@ class OpenReads:
             return list(takewhile(lambda xid: xid not in self.open, xids))
         return xids
 
-    def put_all(self, xids: Sequence[int], items: list[bytes], size: int) -> None:
-        """Open reads of `items`, which have `size` bytes in all, under the first of `free_xids`."""
-        self.open.set_all(xids, items)
+    def put_all(self, xids: Sequence[int], reads: list[OpenRead], size: int) -> None:
+        """Open `reads`, with `size` bytes of records, whose xids are the first of `free_xids`."""
+        self.open.set_all(xids, reads)
         self.open_bytes += size
         self.last_xid += len(xids)
-
-    def items_of(self, xids: Sequence[int]) -> list[bytes]:
-        """Return the items of open reads."""
-        return self.open.get_all(xids)
 
     @property
     def held(self) -> int:
@@ -151,75 +133,73 @@ class OpenReads:
 
     def is_held(self, xid: int) -> bool:
         """Whether a reader has the read `xid`."""
-        return xid in self.open and xid not in self.aside and xid not in self.retrying
+        return self.held_read(xid) is not None
 
-    def end(self, xid: int) -> bytes | None:
-        """End the read `xid`; return its item, or None if it is not open."""
-        record = self.open.pop(xid)
-        if record is not None:
-            self.open_bytes -= len(record)
-            if len(self.retrying):
-                self._forget_retrying(xid)
-            if len(self.reserved.uncounted):
-                self.reserved.uncounted.pop(xid)
-            if self.plain is not None:
-                self._forget_plain(self.plain, (xid,))
-        return record
+    def held_read(self, xid: int) -> OpenRead | None:
+        """Return the read `xid` if a reader has it; otherwise None."""
+        read = self.open.get(xid)
+        return read if read is not None and read.has_reader else None
 
-    def end_all(self, xids: Sequence[int]) -> tuple[Sequence[int], list[bytes]]:
-        """End reads; return those that were open, and their items."""
+    def is_open(self, read: OpenRead) -> bool:
+        """Whether a read has not ended, and its queue was not deleted."""
+        return not read.is_over and not self.is_dropped
+
+    def end(self, read: OpenRead) -> None:
+        """End a read, which is open; `reopen` undoes it."""
+        del self.open[read.xid]
+        read.is_over = True
+        self.open_bytes -= len(read.record)
+        if read.state == RETRYING:
+            self._forget_retrying(read)
+        self.reservations.end(read)
+
+    def end_all(self, xids: Sequence[int]) -> list[OpenRead]:
+        """End reads; return those that were open."""
         before = len(self.open)
         found = self.open.pop_all(xids)
         if len(self.open) > before - len(xids):
-            both = zip(xids, found, strict=True)
-            xids = [xid for xid, record in both if record is not None]
-            ended = [record for record in found if record is not None]
+            ended = [read for read in found if read is not None]
         else:
-            ended = cast("list[bytes]", found)
+            ended = cast("list[OpenRead]", found)
         size = 0
-        for record in ended:  # compiled, a tenth of the time of `sum`
-            size += len(record)
+        for read in ended:
+            read.is_over = True
+            size += len(read.record)
+            if read.state == RETRYING:
+                self._forget_retrying(read)
         self.open_bytes -= size
-        if len(self.retrying):
-            for xid in xids:
-                self._forget_retrying(xid)
-        if len(self.reserved.uncounted):
-            self.reserved.uncounted.pop_all(xids)
-        if self.plain is not None:
-            self._forget_plain(self.plain, xids)
-        return xids, ended
+        if ended:
+            self.reservations.end_all(ended)
+        return ended
 
-    # --- reads that are no transactions ---
+    def reopen(self, read: OpenRead) -> None:
+        """Undo the end of a read."""
+        self.open[read.xid] = read
+        read.is_over = False
+        self.open_bytes += len(read.record)
+        if read.state == RETRYING:
+            self._add_retrying(read)
+        self.reservations.restore(read)
 
-    def hold_plainly(self, xids: Sequence[int]) -> None:
-        """Take note that the readers of these reads asked for no transaction."""
-        if self.plain is None:
-            self.plain = set()
-        self.plain.update(xids)
+    def replace(self, read: OpenRead, state: int, *, counted: bool) -> OpenRead:
+        """Let another read take the place of one whose reader has lost its item; return it."""
+        other = read.without_reader(state, counted=counted)
+        self.open[read.xid] = other
+        self.reservations.end(read)
+        return other
 
-    def transactions_among(self, xids: Sequence[int]) -> int:
+    def _add_retrying(self, read: OpenRead) -> None:
+        self.retrying = own_table(self.retrying)
+        self.retrying[read.xid] = read
+        self.retrying_bytes += len(read.record) - ADDX_HEADER + OVERHEAD
+
+    def _forget_retrying(self, read: OpenRead) -> None:
+        self.retrying.pop(read.xid)
+        self.retrying_bytes -= len(read.record) - ADDX_HEADER + OVERHEAD
+
+    def transactions_among(self, reads: Sequence[OpenRead]) -> int:
         """Return how many of these reads are transactions."""
-        plain = self.plain
-        return len(xids) if plain is None else len([xid for xid in xids if xid not in plain])
-
-    def _forget_plain(self, plain: set[int], xids: Sequence[int]) -> None:
-        """Take note that reads have ended, which need not be among the `plain` ones."""
-        plain.difference_update(xids)
-        if not plain:
-            self.plain = None
-
-    # --- the items of reads ---
-
-    def is_open(self, xid: int, record: bytes) -> bool:
-        """Whether the read `xid` of the item `record` is open.
-
-        Another read may have got the same xid since it ended, so the items' objects are compared.
-        """
-        return self.open.get(xid) is record
-
-    def end_reservation(self, xid: int) -> Reservation | None:
-        """Take note that the read `xid` has ended; return its reservation, if it was reserved."""
-        return self.reservations.end(xid) if len(self.reserved.by_xid) else None
+        return len([read for read in reads if not read.is_plain])
 
     def unused_memory(self) -> list[list[Any]]:
         """Return what is to be freed of tables that are empty now; there may be much."""
@@ -229,12 +209,8 @@ class OpenReads:
             self.overdue.clear()
             if len(self._deadlines):
                 useless += self._deadlines.take_all()
-            if pages := self._last.take_pages():
-                useless.append(pages)
         if not len(self.retrying):
             self.retrying.clear()
-        if not len(self.reserved.by_xid):
-            self.reserved.by_xid.clear()
         if not self.aside:
             self.aside.clear()
         return useless
@@ -256,124 +232,110 @@ class OpenReads:
             return lease_end if first is None else first
         return min(first, lease_end)
 
-    def set_deadline(self, xid: int, record: bytes, deadline: float) -> None:
-        """Set the deadline of the read `xid` of `record` (monotonic seconds)."""
+    def set_deadline(self, read: OpenRead, deadline: float) -> None:
+        """Set the deadline of a read (monotonic seconds), which is not reserved."""
+        if read.deadline == deadline:
+            return
         self._sequence += 1
-        self._last = own_table(self._last)
-        self._last[xid] = self._sequence
-        entry = (deadline, self._sequence, xid, record)
-        self._deadlines.push(entry, len(self.open), self._is_awaited)
-
-    def forget_deadline(self, xid: int) -> None:
-        """Take note that the deadline of the read `xid`, if it had one, is not that of the next."""
-        self._last.pop(xid)
-
-    def _is_awaited(self, entry: Deadline) -> bool:
-        """Whether this is the last deadline of an open read."""
-        _, number, xid, record = entry
-        if self._last.get(xid) != number:
-            return False
-        if self.is_open(xid, record):
-            return True
-        self._last.pop(xid)
-        return False
+        read.deadline = deadline
+        self._deadlines.push((deadline, self._sequence, read), len(self.open), _is_awaited)
 
     def collect_overdue(self, now: float) -> bool:
         """Look for reads whose time is up `now` (monotonic seconds); False if there may be more.
 
         Only the last deadline of a read counts: one that was extended is not overdue by its first.
         """
-        last, deadlines = self._last, self._deadlines
+        deadlines = self._deadlines
         for _ in range(_COLLECTED_AT_ONCE):
             first = deadlines.first
             if first is None or first > now:
                 break
-            _, number, xid, record = deadlines.pop()
-            if last.get(xid) == number:
-                last.pop(xid)
-                self._set_overdue(xid, record)
+            entry = deadlines.pop()
+            if _is_awaited(entry):
+                entry[2].deadline = NO_DEADLINE
+                self._set_overdue(entry[2])
         else:
             return False
-        leases = self.reservations.take_overdue(now) if len(self.reserved.by_xid) else []
+        leases = self.reservations.take_overdue(now) if self.reserved.count else []
         for xid in leases:
-            self._set_overdue(xid, self.open[xid])
+            self._set_overdue(self.open[xid])
         return not leases
 
-    def _set_overdue(self, xid: int, record: bytes) -> None:
+    def _set_overdue(self, read: OpenRead) -> None:
         self.overdue = own_table(self.overdue)
-        self.overdue[xid] = record
+        self.overdue[read.xid] = read
 
-    def take_overdue(self, now: float) -> list[int]:
-        """Return the xids of some reads that `collect_overdue` found.
+    def take_overdue(self, now: float) -> list[OpenRead]:
+        """Return some reads that `collect_overdue` found.
 
         They are the youngest, so that what is given back later, in front of them, is older. They
         are sorted, which is the order in which the reads were opened, as at a restart.
         """
         some = self.overdue.youngest()[-_GIVEN_BACK_AT_ONCE:]
-        both = zip(some, self.overdue.pop_all(some), strict=True)
-        return [xid for xid, record in both if self._is_overdue(xid, record, now)]
+        reads = self.overdue.pop_all(some)
+        return [read for read in reads if read is not None and self._is_overdue(read, now)]
 
-    def oldest_overdue(self, now: float) -> int | None:
+    def oldest_overdue(self, now: float) -> OpenRead | None:
         """Return the oldest read that `take_overdue` is still to return, if a reader has it.
 
         None also if very many have ended.
         """
         for xid in self.overdue.oldest():
-            if self._is_overdue(xid, self.overdue[xid], now):
-                return xid if self.is_held(xid) else None
+            read = self.overdue[xid]
+            if self._is_overdue(read, now):
+                return read if read.has_reader else None
             self.overdue.pop(xid)
         return None
 
-    def _is_overdue(self, xid: int, record: bytes | None, now: float) -> bool:
+    def _is_overdue(self, read: OpenRead, now: float) -> bool:
         """Whether a read that was overdue still is: it was neither ended nor extended."""
-        if record is None or xid in self._last or not self.is_open(xid, record):
-            return False
-        return xid not in self.reserved.by_xid or self.reservations.lease_end(xid) <= now
+        if read.state == RESERVED:
+            return not read.is_over and self.reservations.lease_end(read) <= now
+        return not read.is_over and read.deadline == NO_DEADLINE
 
-    # --- expired items that are set aside ---
+    # --- items that no reader has ---
 
-    def set_aside(self, xid: int, record: bytes) -> None:
-        """Set the open item `record` aside, so that it is not given back to readers."""
+    def set_aside(self, read: OpenRead) -> None:
+        """Let a read be ASIDE: its item is not given back to readers."""
+        read.state = ASIDE
         self.aside = own(self.aside)
-        self.aside[xid] = record
-        self.aside_bytes += len(record) - ADDX_HEADER + OVERHEAD
+        self.aside[read.xid] = read
+        self.aside_bytes += len(read.record) - ADDX_HEADER + OVERHEAD
 
-    def forget_aside(self, xid: int) -> None:
-        """Remove the item `xid` from those set aside."""
-        self.aside_bytes -= len(self.aside.pop(xid)) - ADDX_HEADER + OVERHEAD
+    def forget_aside(self, read: OpenRead) -> None:
+        """Remove a read from those that are ASIDE or LEAVING: it has ended, or is to be retried.
 
-    # --- items that wait for their retry delay ---
-
-    def retry_at(self, xid: int, deadline: float, *, counted: bool = True) -> None:
-        """Hold back the item of the read `xid` until `deadline` (monotonic seconds).
-
-        Its reader, who may still know it, does not have it any more. `counted` is whether this was
-        a delivery.
+        If the end is undone, it is like one that its reader has forgotten.
         """
-        if not counted:
-            self.reserved.set_uncounted(xid)
-        record = self.open[xid]
-        # Readers recognise an item that they hold by its object.
-        again = another(record)
-        self.open[xid] = again
-        self.retrying = own_table(self.retrying)
-        self.retrying[xid] = again
-        self.retrying_bytes += len(again) - ADDX_HEADER + OVERHEAD
-        self.set_deadline(xid, again, deadline)
+        read.state = HELD
+        if self.aside.pop(read.xid, None) is not None:
+            self.aside_bytes -= len(read.record) - ADDX_HEADER + OVERHEAD
 
-    def _forget_retrying(self, xid: int) -> None:
-        """Remove the item `xid` from those that wait for their retry delay, if it is one."""
-        record = self.retrying.pop(xid)
-        if record is not None:
-            self.retrying_bytes -= len(record) - ADDX_HEADER + OVERHEAD
+    def retry_at(self, read: OpenRead, deadline: float, *, counted: bool) -> OpenRead:
+        """Hold back the item of a read until `deadline` (monotonic seconds).
+
+        Its reader, who may still know it, does not have it any more.
+
+        Returns:
+            The read that takes its place. `counted` is whether this was a delivery.
+        """
+        other = self.replace(read, RETRYING, counted=counted)
+        self._add_retrying(other)
+        self.set_deadline(other, deadline)
+        return other
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all open reads; return lists of what is to be freed: there may be millions."""
         useless: list[list[Any]] = [*self._deadlines.take_all()]
         self.aside.clear()
-        self.plain = None
-        useless += [self.open.take_pages(), self.retrying.take_pages(), self._last.take_pages()]
-        useless.append(self.overdue.take_pages())
+        useless += [self.open.take_pages(), self.retrying.take_pages(), self.overdue.take_pages()]
         useless += self.reservations.drop_all()
         self.open_bytes = self.aside_bytes = self.retrying_bytes = 0
+        self.is_dropped = True
         return useless
+
+
+def _is_awaited(entry: Deadline) -> bool:
+    """Whether this is the last deadline of an open read."""
+    deadline, _, read = entry
+    return not read.is_over and read.deadline == deadline

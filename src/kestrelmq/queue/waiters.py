@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.format.records import Item
 
 log = get_logger(__name__)
 
@@ -40,17 +41,17 @@ class Waiter:
     def __init__(
         self,
         mode: ReadMode,
-        callback: Callable[[bytes | None, int], None],
+        callback: Callable[[Item | None, int], None],
         failed: Callable[[KestrelError], None],
     ) -> None:
         self.mode = mode
         self.callback = callback
         self.failed = failed
 
-    def serve(self, record: bytes | None, xid: int) -> None:
+    def serve(self, one: Item | None, xid: int) -> None:
         """Hand over an item; an exception of the reader is logged and affects nobody else."""
         try:
-            self.callback(record, xid)
+            self.callback(one, xid)
         except Exception:
             log.exception("a waiting reader was served, but could not be answered")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER, Item, item_size
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
@@ -88,7 +88,7 @@ class View:
         """
         backlog = queue.backlog
         self.total = len(backlog)
-        self.records: list[bytes] = []
+        self.records: list[Item] = []
         self.failure: Exception | None = None
         self._queue = queue
         self._most_bytes = most_bytes
@@ -136,7 +136,7 @@ class View:
         except (OSError, JournalError) as error:
             self.failure = error
 
-    def read(self, pause: Callable[[float], object] = time.sleep) -> list[bytes]:
+    def read(self, pause: Callable[[float], object] = time.sleep) -> list[Item]:
         """Return the items' records, in order; may be called from any thread, once.
 
         `pause` is called with a number of seconds after each piece of work.
@@ -148,18 +148,18 @@ class View:
         found, size = [], 0
         for record in self._items:
             found.append(record)
-            size += len(record) - ADDX_HEADER
+            size += item_size(record)
             if size >= self._most_bytes:
                 return found
         if self._reader is not None:
             found += self._read_from_disk(self._most_bytes - size, pause)
         return found
 
-    def _read_from_disk(self, most_bytes: int, pause: Callable[[float], object]) -> list[bytes]:
+    def _read_from_disk(self, most_bytes: int, pause: Callable[[float], object]) -> list[Item]:
         reader, files = self._reader, self._files
         assert reader is not None  # noqa: S101 # the caller looked
         began = worked_from = time.monotonic()
-        found: list[bytes] = []
+        found: list[Item] = []
         while most_bytes > 0 and len(found) < self._left:
             if self._skip:
                 passed = reader.skip(files, min(self._skip, _SKIPPED_AT_ONCE))
@@ -215,7 +215,7 @@ class Look:
     ) -> None:
         """Prepare to look; the parameters are those of `View`."""
         self.total = 0
-        self.records: list[bytes] = []
+        self.records: list[Item] = []
         self._queue = queue
         self._part = (offset, most, most_bytes, cursor)
 

@@ -29,7 +29,7 @@ from kestrelmq.errors import (
     QueueUnavailable,
 )
 from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
-from kestrelmq.format.records import annotated, item
+from kestrelmq.format.records import item, noted
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.replay import Replay
@@ -494,7 +494,7 @@ class QueueCollection:
         Raises:
             QueueUnavailable, JournalError: it cannot be added now.
         """
-        record = annotated(item(self._clock.now(), 0, data), deliveries=deliveries, letter=letter)
+        record = noted(item(self._clock.now(), 0, data), deliveries, letter)
         queues = self.takers(name, len(data))
         accepted = bool(queues)
         for queue in queues:

@@ -26,7 +26,7 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
-from kestrelmq.format.records import ADDX_HEADER, item_expiry
+from kestrelmq.format.records import ADDX_HEADER, Item, item_expiry, record_of
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
@@ -238,12 +238,12 @@ class Move:
         held: list[int] = []
         targets: list[Target] = []
         try:
-            record = self._source.head()
-            if record is not None and is_large(record):
-                target = self._target_of(record)
+            head = self._source.head()
+            if head is not None and is_large(record_of(head)):
+                target = self._target_of(head)
                 held.append(self._hold_head())
                 self._source.hold_back(held)
-                if target is None or not (yield from target.adding(record)):
+                if target is None or not (yield from target.adding(record_of(head))):
                     self._refuse(held.pop())
                     return
                 self._check_source()
@@ -270,13 +270,14 @@ class Move:
         """Add the next items to their `targets`, and append to `held` the xids of their reads."""
         size = opened = 0
         while self._left > 0 and opened < SLICE_ITEMS and size < SLICE_BYTES:
-            record = self._source.head()
-            if record is None:
+            head = self._source.head()
+            if head is None:
                 self._left = 0
                 return
+            record = record_of(head)
             if is_large(record):
                 return
-            target = self._target_of(record)
+            target = self._target_of(head)
             is_added = target is not None and target.add(record)
             xid = self._hold_head()
             if target is not None and is_added:
@@ -297,7 +298,7 @@ class Move:
         self._staying.append(xid)
         self._left = 0
 
-    def _target_of(self, record: bytes) -> Target | None:  # noqa: ARG002 # a redrive looks at it
+    def _target_of(self, head: Item) -> Target | None:  # noqa: ARG002 # a redrive looks at it
         """Return where an item goes; None if it stays."""
         return self._target
 
@@ -346,10 +347,10 @@ class Redrive(Move):
         self._origins: dict[str, Target | None] = {}
         self._reasons: dict[str, None] = {}
 
-    def _target_of(self, record: bytes) -> Target | None:
+    def _target_of(self, head: Item) -> Target | None:
         if self._target is not None:
             return self._target
-        letter = dead_letter(record)
+        letter = dead_letter(head)
         if letter is None:
             self._reasons["where they came from is not known"] = None
             return None
@@ -403,7 +404,7 @@ class Copy:
             return None
         return self._offset, min(self._left, SLICE_ITEMS)
 
-    def add(self, records: Sequence[bytes]) -> tuple[Queue, ...]:
+    def add(self, records: Sequence[Item]) -> tuple[Queue, ...]:
         """Do all of `adding`. Raises JournalError: a queue could not be written."""
         work = self.adding(records)
         while True:
@@ -415,7 +416,7 @@ class Copy:
             except OSError as error:
                 work.throw(error)
 
-    def adding(self, records: Sequence[bytes]) -> Generator[Job, None, tuple[Queue, ...]]:
+    def adding(self, records: Sequence[Item]) -> Generator[Job, None, tuple[Queue, ...]]:
         """Add the records of the next items; none is the end of the source.
 
         Yields:
@@ -430,7 +431,7 @@ class Copy:
         self._offset += len(records)
         self._left = self._left - len(records) if records else 0
         for record in records:
-            if not (yield from self._target.adding(record)):
+            if not (yield from self._target.adding(record_of(record))):
                 break
         return self._target.write()
 

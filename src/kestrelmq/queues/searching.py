@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.errors import PatternRefused
-from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER, Item, item_data, item_size, record_of
 
 Begun = Callable[[subprocess.Popen[bytes]], object]
 """Is called with the process of a search, which may be killed if nobody wants the result."""
@@ -67,7 +67,7 @@ class Page:
     """
 
     total: int
-    items: list[tuple[int, bytes]]
+    items: list[tuple[int, Item]]
     next_offset: int | None
 
 
@@ -106,11 +106,13 @@ def _sized(piece: bytes) -> bytes:
     return len(piece).to_bytes(8, "little") + piece
 
 
-def matches(search: Search, records: list[bytes], begun: Begun = id) -> list[int]:
+def matches(search: Search, records: Sequence[Item], begun: Begun = id) -> list[int]:
     """Return which of `records` have what is searched; may take long. Raises as `places_of`."""
     if search.is_pattern:
-        return places_of(search.wanted, [record[ADDX_HEADER:] for record in records], begun)
-    return [place for place, record in enumerate(records) if _contains(record, search.wanted)]
+        return places_of(search.wanted, list(map(item_data, records)), begun)
+    return [
+        place for place, record in enumerate(records) if _contains(record_of(record), search.wanted)
+    ]
 
 
 def _contains(record: bytes, wanted: bytes) -> bool:
@@ -123,7 +125,7 @@ def _contains(record: bytes, wanted: bytes) -> bool:
 def page_of(
     total: int,
     offset: int,
-    records: Sequence[bytes],
+    records: Sequence[Item],
     places: Sequence[int],
     count: int,
     shown: int = sys.maxsize,
@@ -138,13 +140,13 @@ def page_of(
         count: the most items of the page.
         shown: how many bytes of each item are of use to the caller.
     """
-    items: list[tuple[int, bytes]] = []
+    items: list[tuple[int, Item]] = []
     size, passed = 0, len(records)
     for place in places:
         if len(items) == count or size >= PAGE_BYTES:
             passed = place
             break
         items.append((offset + place, records[place]))
-        size += min(len(records[place]) - ADDX_HEADER, shown)
+        size += min(item_size(records[place]), shown)
     end = offset + passed
     return Page(total, items, end if passed and end < total else None)

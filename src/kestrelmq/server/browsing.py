@@ -13,6 +13,7 @@ from subprocess import Popen
 from typing import Final, TypeVar
 
 from kestrelmq.errors import QueueUnavailable
+from kestrelmq.format.records import Item
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.browsing import Look, Tour
 from kestrelmq.queues.searching import READ_BYTES, SEARCHED_ITEMS, Page, Search, matches, page_of
@@ -82,12 +83,12 @@ class Browser:
         finally:
             self._searches -= 1
 
-    async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[bytes]:
+    async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[Item]:
         """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
         _, records = await self._read(queue, offset, most, most_bytes)
         return records
 
-    async def parts(self, queue: Queue) -> AsyncGenerator[list[bytes], None]:
+    async def parts(self, queue: Queue) -> AsyncGenerator[list[Item], None]:
         """Yield the records of all items that wait, some at a time. Raises QueueUnavailable."""
         with closing(Tour(queue).looks()) as looks:
             for look in looks:
@@ -96,7 +97,7 @@ class Browser:
 
     async def _read(
         self, queue: Queue, offset: int, most: int, most_bytes: int = READ_BYTES
-    ) -> tuple[int, list[bytes]]:
+    ) -> tuple[int, list[Item]]:
         """Return how many items wait, and the records of some."""
         look = Look(queue, offset, most, most_bytes)
         await self._load(look)

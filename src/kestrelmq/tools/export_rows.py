@@ -18,9 +18,10 @@ from kestrelmq.format.notes import DeadLetter, counted, dead_letter
 from kestrelmq.format.records import (
     LATEST,
     REMOVE_TENTATIVE_RECORD,
-    annotated,
+    Item,
     item,
     item_deliveries,
+    noted,
 )
 from kestrelmq.names import queue_name_error
 
@@ -56,15 +57,15 @@ class ExportRow:
         if dead is None:
             return record
         letter = DeadLetter(dead["origin"], dead["died"], dead["why"]).packed()
-        return counted(annotated(record, deliveries=dead["deliveries"], letter=letter), 0)
+        return counted(noted(record, dead["deliveries"], letter), 0)
 
 
-def dead_letter_fields(record: bytes) -> dict[str, Any] | None:
+def dead_letter_fields(one: Item) -> dict[str, Any] | None:
     """Return `ExportRow.dead_letter` of an item."""
-    letter = dead_letter(record)
+    letter = dead_letter(one)
     if letter is None:
         return None
-    return {**letter._asdict(), "deliveries": item_deliveries(record)}
+    return {**letter._asdict(), "deliveries": item_deliveries(one)}
 
 
 def data_fields(data: bytes) -> dict[str, str]:

@@ -78,7 +78,7 @@ def _delayed_rows(selected: SelectedQueue) -> Iterator[ExportRow]:
             if replay.behind is not None:
                 replay.behind.close()
             joined = replay.joined
-    waiting = [record for xid, record in held.items() if xid not in joined]
+    waiting = [read.record for xid, read in held.items() if xid not in joined]
     for record in sorted(waiting, key=item_add_time):
         due = item_add_time(record)
         yield ExportRow(selected.master, 0, item_data(record), due, item_expiry(record), due=due)

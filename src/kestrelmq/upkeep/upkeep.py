@@ -50,7 +50,7 @@ from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER
+from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER, Item
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replacement import (
     ContentSource,
@@ -324,10 +324,10 @@ class Upkeep:
         reads = self._reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._reads.open)
         reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
         packable = packed = 0
-        checkpoint = places.newest_passed(len(backlog.memory)) if places is not None else None
+        checkpoint = places.newest_passed(backlog.memory_items) if places is not None else None
         if places is not None and checkpoint is not None:
             packable = sum(journal.sizes[name] for name in self._files_to(checkpoint.file))
-            packed = reads + backlog.memory_bytes + ADDX_HEADER * len(backlog.memory)
+            packed = reads + backlog.memory_bytes + ADDX_HEADER * backlog.memory_items
             packed += 9 * places.taken_since(checkpoint)
         since = None
         if self._rewrote_at is not None:
@@ -417,17 +417,17 @@ class Upkeep:
         if (
             self._trim_at is None
             and backlog.behind is None
-            and len(backlog.memory) <= COPIED_ITEMS_LIMIT
+            and backlog.memory_items <= COPIED_ITEMS_LIMIT
             and backlog.memory_bytes <= COPIED_BYTES_LIMIT
         ):
-            source = self._memory_source(tuple(backlog.memory))
+            source = self._memory_source(backlog.browse(backlog.memory_items))
         else:
             expected = ExpectedContents(
                 len(backlog),
                 backlog.size,
                 reads.open.copy(),
                 reads.last_xid if reads.dialect == "documented" else None,
-                len(reads.reserved.by_xid),
+                reads.reserved.count,
                 len(reads.reserved.done),
             )
             files = list(journal.sizes)
@@ -441,7 +441,7 @@ class Upkeep:
             )
         self._replace_all(source, cures=cures)
 
-    def _memory_source(self, items: tuple[bytes, ...]) -> MemorySource:
+    def _memory_source(self, items: Sequence[Item]) -> MemorySource:
         reads = self._reads
         producers = self._backlog.producers
         now = producers.now()
@@ -472,7 +472,7 @@ class Upkeep:
         )
         work = Rewrite(
             replacement,
-            memory_items=len(backlog.memory),
+            memory_items=backlog.memory_items,
             read_items=backlog.read_items,
             waiting=len(backlog),
             total_items=backlog.total_items,
@@ -484,7 +484,9 @@ class Upkeep:
     def _pack(self) -> None:
         """Begin to replace the files up to the newest passed checkpoint."""
         journal, places = self._journal, self._changes.places
-        checkpoint = places.newest_passed(len(self._backlog.memory)) if places is not None else None
+        checkpoint = (
+            places.newest_passed(self._backlog.memory_items) if places is not None else None
+        )
         # The policy packs only where a checkpoint was passed.
         assert places is not None  # noqa: S101
         assert checkpoint is not None  # noqa: S101
@@ -634,7 +636,7 @@ class Upkeep:
         """
         self._write_now()
         backlog = self._backlog
-        in_memory, given_back = len(backlog.memory), self._reads.given_back - work.given_back
+        in_memory, given_back = backlog.memory_items, self._reads.given_back - work.given_back
         fitting = backlog.fitting_items()
         if fitting >= in_memory:
             return True
@@ -649,7 +651,8 @@ class Upkeep:
         number, position = work.replacement.mark_before(first)
         files = self._journal.files
         files = files[files.index(work.replacement.pack) :]
-        self._worker.free(backlog.trim(kept, files, position, first - number))
+        for useless in backlog.trim(kept, files, position, first - number):
+            self._worker.free(useless)
         return kept <= fitting
 
     # --- removing the journal ---

@@ -6,7 +6,6 @@ from dataclasses import fields
 import pytest
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.format.delivered_item import AnnotatedItem
 from kestrelmq.format.records import (
     MAX_XID,
     MIN_XID,
@@ -15,6 +14,7 @@ from kestrelmq.format.records import (
     AddXid,
     ConfirmRemove,
     Continue,
+    NotedItem,
     Record,
     Remove,
     RemoveTentative,
@@ -33,6 +33,7 @@ from kestrelmq.format.records import (
     item_data,
     item_expiry,
     next_xid,
+    record_of,
     record_xid,
     remove_tentative_xid,
     save_xid,
@@ -249,11 +250,11 @@ def test_added_item(record: Record, expected: bytes | None) -> None:
     """Whatever adds an item yields its ADDX form; a Starling expiry counts in seconds."""
     raw = encode(record)
     added = added_item(b"\x01" + raw, 1, 1 + len(raw))
-    assert added == expected
-    assert isinstance(added, AnnotatedItem) == isinstance(record, AddXid)
-    if isinstance(added, AnnotatedItem):
-        assert added.xid == 5
-        assert add_xid(5, added) == raw
+    assert isinstance(added, NotedItem) == isinstance(record, AddXid)
+    if isinstance(added, NotedItem):
+        assert added == NotedItem(added.record, xid=5)
+        assert add_xid(5, added.record) == raw
+    assert (None if added is None else record_of(added)) == expected
 
 
 def test_records_with_an_xid() -> None:

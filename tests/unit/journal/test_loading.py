@@ -33,6 +33,7 @@ from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal
+from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled
 
@@ -50,7 +51,7 @@ def load(path: Path, limit: int | None = None) -> tuple[list[str], dict[int, str
     state = loaded.state
     return (
         [item_data(item).decode() for item in state.memory],
-        {xid: item_data(item).decode() for xid, item in state.open.items()},
+        {xid: data.decode() for xid, data in data_by_xid(state.open).items()},
         size,
     )
 

@@ -8,8 +8,9 @@ import pytest
 from kestrelmq import PersistentQueue
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
-from kestrelmq.format.records import MAX_XID, MIN_XID, item
+from kestrelmq.format.records import MAX_XID, MIN_XID, item, item_data
 from kestrelmq.journal.loading import load_queue
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
@@ -98,7 +99,7 @@ def test_items_behind_a_state_dump_are_not_read(cars: Path, limit: int | None) -
     """Not by read-behind either."""
     (cars / "cars").write_bytes(golden("state-dump-after.hex") + item(NOW, 0, b"C"))
     reader = JournalReader(cars, "cars.1700000000900", 0)
-    assert [one[-1:] for one in reader.read(["cars.1700000000900", "cars"], 9, 999)] == [
+    assert [item_data(one)[-1:] for one in reader.read(["cars.1700000000900", "cars"], 9, 999)] == [
         b"A",
         b"B",
         b"C",
@@ -112,7 +113,7 @@ def test_items_behind_a_state_dump_are_not_read(cars: Path, limit: int | None) -
     if state.behind is not None:
         found += state.behind.read(["cars.1700000000900", "cars"], state.behind_items, 999)
         state.behind.close()
-    assert [one[-1:] for one in found] == [b"B", b"C"]
+    assert [item_data(one)[-1:] for one in found] == [b"B", b"C"]
 
 
 def test_an_open_read_is_ours_under_its_xid(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_an_open_read_is_ours_under_its_xid(tmp_path: Path) -> None:
 )
 def test_open_reads_that_we_write(xids: tuple[int, ...], dialect: Dialect) -> None:
     """Every reader opens them under their xids, and counts on from the last one."""
-    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in xids)
+    reads = ReadTable((xid, OpenRead(xid, item(NOW, 0, b"%d" % xid))) for xid in xids)
     raw = b"".join(open_read_records(dialect, 40, reads))
     for keeps_xid in (True, False):
         reading = Reading(keeps_xid)
@@ -143,7 +144,7 @@ def test_open_reads_that_we_write(xids: tuple[int, ...], dialect: Dialect) -> No
 
 def test_an_open_read_without_a_number(tmp_path: Path) -> None:
     """No counter gives 0: it is kept, but readers that always count open it under a free one."""
-    reads = ReadTable((xid, item(NOW, 0, b"%d" % xid)) for xid in (0, 1))
+    reads = ReadTable((xid, OpenRead(xid, item(NOW, 0, b"%d" % xid))) for xid in (0, 1))
     raw = b"".join(open_read_records("documented", 40, reads))
     for keeps_xid in (True, False):
         reading = Reading(keeps_xid)

@@ -20,10 +20,10 @@ from kestrelmq.format.records import (
     Unremove,
     item,
     item_data,
-    item_deliveries,
 )
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import replay_delayed, replay_whole
+from kestrelmq.journal.open_read import OpenRead, ReserveTerms
 from kestrelmq.journal.packing import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
@@ -38,13 +38,14 @@ from kestrelmq.journal.replacement import (
     in_pieces,
 )
 from kestrelmq.journal.replay import Replay
-from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note, retired_note
+from kestrelmq.journal.reserved_reads import done_note, reserved_note, retired_note
 from kestrelmq.journal.writer import Dialect
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import journal
 from tests.support.local_queues import items_on_disk
+from tests.support.open_reads import reservations
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled
@@ -137,9 +138,9 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
     assert contents(tmp_path) == before
     assert packed.size == (tmp_path / "output" / "packed").stat().st_size
     assert [item_data(one)[:2] for one in state.memory] == [b"3 ", b"jo", b"4 "]
-    assert {xid: item_deliveries(one) for xid, one in state.open.items()} == {2: 1, 3: 0}
+    assert {xid: one.deliveries for xid, one in state.open.items()} == {2: 1, 3: 0}
     assert state.last_xid == 3
-    reservation = state.reserved.by_xid[2]
+    reservation = reservations(state.open)[2]
     assert (reservation.nonce, reservation.terms, reservation.xids) == (99, terms, (2,))
     assert (state.reserved.done, state.reserved.retired) == ({"sink:7:0": 5}, {"old": 4})
     assert list(state.producers.snapshot()) == [(b"p", LastMark(8, 1_700_000_000))]
@@ -178,7 +179,7 @@ def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path
 
     assert (packed.items, packed.open_reads, packed.torn) == (0, 2, None)
     assert state.dialect == "documented"
-    assert dict(state.open.items()) == {1: records[0], 3: records[2]}
+    assert {xid: one.record for xid, one in state.open.items()} == {1: records[0], 3: records[2]}
 
 
 def test_a_pack_of_damaged_delayed_items_is_refused(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def expected(tmp_path: Path, **changed: int) -> FilesSource:
     """Return what packs two items of two bytes, one open read, and expects something else."""
     write(tmp_path, "a ", "b ", "c ", RemoveTentative())
     values = {"items": 2, "size": 4, "last_xid": 1, "read": 1} | changed
-    reads = ReadTable([(values["read"], b"")])
+    reads = ReadTable([(values["read"], OpenRead(values["read"], b""))])
     wanted = ExpectedContents(values["items"], values["size"], reads, values["last_xid"])
     return FilesSource(DiskDirectory(tmp_path), ["jobs.1"], "documented", expected=wanted)
 
@@ -281,7 +282,7 @@ def test_records_are_joined_to_pieces_of_about_one_size(sizes: list[int]) -> Non
 def test_the_source_counts_the_items_of_its_pieces(size: int) -> None:
     """So that the place of an item in the new file can be found, by the marks."""
     items = [item(NOW, 0, b"%05d" % number + bytes(size)) for number in range(200)]
-    source = MemorySource("documented", 7, ReadTable([(3, items[0])]), items[1:])
+    source = MemorySource("documented", 7, ReadTable([(3, OpenRead(3, items[0]))]), items[1:])
     written = 0
     for piece in source.pieces(no_pause):
         written += piece.count(b"\x02" + items[0][1:5])

@@ -10,9 +10,11 @@ from kestrelmq.format.records import (
     ADDX_HEADER,
     REMOVE_RECORD,
     REMOVE_TENTATIVE_RECORD,
+    Item,
     confirm_remove,
     item,
     item_deliveries,
+    record_of,
 )
 from kestrelmq.format.scanning import MIN_RUN
 from kestrelmq.journal.reader import CHUNK, RUN, JournalReader
@@ -48,7 +50,7 @@ def test_a_short_look_may_find_nothing_yet(tmp_path: Path, between: bytes) -> No
     """It goes on from there the next time, and misses nothing."""
     files = write(tmp_path, FIRST + between + LAST)
     reader = JournalReader(tmp_path, files[0], 0)
-    found: list[bytes] = []
+    found: list[Item] = []
     looks = 0
     while len(found) < 2:
         before = reader.position
@@ -66,7 +68,7 @@ def test_a_run_is_cut_into_its_items(tmp_path: Path, at_once: int) -> None:
     items = [item(number, 0, b"%08d" % number) for number in range(2 * RUN // 29)]
     files = write(tmp_path, b"".join(items))
     reader = JournalReader(tmp_path, files[0], 0)
-    found: list[bytes] = []
+    found: list[Item] = []
     while some := reader.read(files, at_once, 1 << 30):
         found += some
     assert found == items
@@ -83,7 +85,7 @@ def test_a_note_is_about_the_next_item_only(tmp_path: Path, count: int) -> None:
     files = write(tmp_path, before + note + b"".join(items))
     reader = JournalReader(tmp_path, files[0], 0)
     found = reader.read(files, count + 1, 1 << 30)
-    assert found == [before, *items]
+    assert list(map(record_of, found)) == [before, *items]
     assert [item_deliveries(record) for record in found] == [0, 3, *[0] * (count - 1)]
     reader.close()
 

@@ -28,6 +28,7 @@ from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay, apply
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.journal_bytes import journal
+from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled
 
@@ -53,7 +54,7 @@ def render(state: Replay) -> State:
     """Return a state that reads well."""
     return (
         " ".join(item_data(item).decode() for item in state.memory),
-        {xid: item_data(item).decode() for xid, item in state.open.items()},
+        {xid: data.decode() for xid, data in data_by_xid(state.open).items()},
         state.last_xid,
     )
 

@@ -15,6 +15,7 @@ from kestrelmq.format.records import (
     record_xid,
 )
 from kestrelmq.format.scanning import scan
+from kestrelmq.journal.open_read import OpenRead, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reserved_reads import (
@@ -23,7 +24,6 @@ from kestrelmq.journal.reserved_reads import (
     RESERVED,
     RETIRED,
     ReservedReads,
-    ReserveTerms,
     describe,
     done_note,
     held_back_note,
@@ -33,6 +33,7 @@ from kestrelmq.journal.reserved_reads import (
 )
 from kestrelmq.tags import MAX_EPOCH, Tag, parse_tag
 from tests.support.journal_bytes import journal
+from tests.support.open_reads import reservations, uncounted
 
 pytestmark = pytest.mark.compiled
 
@@ -76,7 +77,7 @@ def test_the_bytes_of_the_documentation() -> None:
 def test_reserved_reads_are_replayed() -> None:
     """With their terms and in their order; those that have ended are gone, and ordinary ones."""
     state = replayed(opened(4, 5, 9, 7, 2) + reserved_note(1, TAGGED, (9, 4, 5, 7), 9))
-    (reservation,) = set(state.reserved.by_xid.values())
+    (reservation,) = set(reservations(state.open).values())
     assert (reservation.nonce, reservation.terms) == (1, TAGGED)
     assert state.reserved.live(reservation) == (9, 4, 5, 7)
     assert state.reserved.by_tag == {"sink:7:0": reservation}
@@ -84,10 +85,10 @@ def test_reserved_reads_are_replayed() -> None:
     assert state.last_xid == 9
     more = opened(4, 5, 9) + reserved_note(1, TAGGED, (4, 5, 9), 9)
     state = replayed(more + journal(ConfirmRemove(5), Unremove(4)))
-    (reservation,) = state.reserved.by_xid.values()
+    (reservation,) = reservations(state.open).values()
     assert state.reserved.live(reservation) == (9,)
     state = replayed(more + unreserved_note((4, 9), 9) + journal(ConfirmRemove(5)))
-    assert (len(state.reserved.by_xid), state.reserved.by_tag) == (0, {})
+    assert (state.reserved.count, state.reserved.by_tag) == (0, {})
     assert sorted(state.open) == [4, 9]
 
 
@@ -97,7 +98,7 @@ def test_reads_that_are_reserved_again_have_new_terms() -> None:
         1, ReserveTerms(1, 2, "other", "sink:7:0"), (4, 5, 6), 5
     )
     state = replayed(opened(4, 5) + both)
-    (reservation,) = set(state.reserved.by_xid.values())
+    (reservation,) = set(reservations(state.open).values())
     assert (reservation.terms.owner, reservation.xids, reservation.left) == ("other", (4, 5), 2)
     assert state.reserved.by_tag == {"sink:7:0": reservation}
     assert not replayed(reserved_note(1, TAGGED, (4,), 5)).reserved.by_tag
@@ -120,7 +121,7 @@ def test_a_tag_is_over_as_a_whole() -> None:
     for records, left in ((b"", [4, 5]), (journal(ConfirmRemove(4)), [5])):
         state = replayed(done + records)
         assert (sorted(state.open), sorted(state.reserved.unconfirmed)) == ([6], left)
-        assert (len(state.reserved.by_xid), state.reserved.by_tag) == (0, {})
+        assert (state.reserved.count, state.reserved.by_tag) == (0, {})
     assert not replayed(done + journal(ConfirmRemove(4), ConfirmRemove(5))).reserved.unconfirmed
     state = replayed(begun + retired_note("sink", 7, 6))
     assert (sorted(state.open), state.reserved.by_tag) == ([4, 5, 6], {})
@@ -145,24 +146,25 @@ def test_a_snapshot_replays_to_the_same(
     kept: int,
 ) -> None:
     """As a rewritten journal begins with it; and what it takes in a file is known roughly."""
-    first, opened = ReservedReads(), ReadTable((xid, b"x") for xid in some)
+    first, second = (
+        ReservedReads(ReadTable((xid, OpenRead(xid, b"x")) for xid in some)) for _ in range(2)
+    )
     for name, epoch in retired.items():
         first.retire(name, epoch)
     for tag, count in done.items():
         first.set_done(tag, count)
     some, held_back = some[:kept], some[kept:]
     for note in notes_in(reserved_note(nonce, terms, some, 0) + held_back_note(held_back, 0)):
-        first.apply(note, opened)
+        first.apply(note)
     written = b"".join(first.snapshot().records(0))
-    second = ReservedReads()
     for note in notes_in(written):
-        second.apply(note, opened)
+        second.apply(note)
     assert (second.done, second.retired) == (done, retired)
-    assert set(second.by_xid) == set(first.by_xid) == set(some)
+    assert set(reservations(second.opened)) == set(reservations(first.opened)) == set(some)
     assert [(one.nonce, one.terms, one.xids) for one in second.by_tag.values()] == (
         [(nonce, terms, tuple(some))] if some else []
     )
-    assert set(second.uncounted) == set(first.uncounted) == set(held_back)
+    assert set(uncounted(second.opened)) == set(uncounted(first.opened)) == set(held_back)
     assert second.note_bytes == first.note_bytes
     assert len(written) <= 2 * (first.note_bytes + 13 * len(some)) + 45 * len(held_back)
 
@@ -170,15 +172,16 @@ def test_a_snapshot_replays_to_the_same(
 def test_only_open_reads_are_held_back() -> None:
     """Another read may have the xid later, which would then not count as a delivery."""
     state = replayed(opened(4) + held_back_note((4, 5), 5))
-    assert list(state.reserved.uncounted) == [4]
+    assert uncounted(state.open) == [4]
 
 
 def test_a_snapshot_leaves_out_reads_that_have_ended() -> None:
     """In a rewritten journal, others may have their xids."""
-    reserved = ReservedReads()
+    reserved = ReservedReads(ReadTable((xid, OpenRead(xid, b"x")) for xid in (4, 5, 9)))
     for note in notes_in(reserved_note(7, TAGGED, (9, 4, 5), 9)):
-        reserved.apply(note, ReadTable((xid, b"x") for xid in (4, 5, 9)))
-    reserved.end(4)
+        reserved.apply(note)
+    reserved.end(reserved.opened[4])
+    del reserved.opened[4]
     written = b"".join(reserved.snapshot().records(9))
     assert written == reserved_note(7, TAGGED, (9, 5), 9)
 
@@ -191,7 +194,7 @@ def test_a_snapshot_leaves_out_reads_that_have_ended() -> None:
 def test_a_note_that_makes_no_sense_is_ignored(kind: int, payload: bytes) -> None:
     """Nothing is reserved by it, and it can be printed."""
     state = replayed(opened(1) + encode(Note(kind, payload), 1))
-    assert not state.reserved.by_xid
+    assert not state.reserved.count
     assert not state.reserved.done
     assert describe(Note(kind, payload))
 

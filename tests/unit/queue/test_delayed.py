@@ -9,10 +9,10 @@ from kestrelmq.clock import SystemClock, no_pause
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.format.records import Item, item_add_time, item_data, item_expiry
 from kestrelmq.idempotent_producers import PutMark, put_mark
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.packing import pack
-from kestrelmq.journal.reserved_reads import ReserveTerms
 from kestrelmq.queue.delayed import SLICE_ITEMS
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue
@@ -26,6 +26,7 @@ from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker, LateWorker
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled
 
@@ -222,7 +223,7 @@ def test_xids_are_not_reused_after_a_rewrite(tmp_path: Path) -> None:
 def test_waiting_readers_get_what_is_due(tmp_path: Path) -> None:
     """In the order in which they wait."""
     spool = Spool(tmp_path)
-    served: list[bytes | None] = []
+    served: list[Item | None] = []
     queue = spool.queue()
     for _ in range(2):
         queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: served.append(record), print))
@@ -395,7 +396,7 @@ def test_a_large_item_that_expires_joins_and_expires(tmp_path: Path) -> None:
     assert len(spool.queue()) == 1
     spool.advance(2)
     assert spool.queue().peek() is None
-    got: list[bytes | None] = []
+    got: list[Item | None] = []
     spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
     spool.delay(LARGE, 1)
     spool.advance(1)
@@ -1046,7 +1047,7 @@ def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path) -> Non
     spool.open()
     queue = spool.queue()
     assert (spool.items(), queue.delayed) == ([b"b"], 0)
-    reads = [(xid, item_data(record)) for xid, record in queue.open.items()]
+    reads = list(data_by_xid(queue.open).items())
     assert reads == [(reservation.xids[0], b"a")]
     assert list(queue.reserved_with("sink:7:0")) == list(reservation.xids)
     spool.close()

@@ -8,7 +8,7 @@ import pytest
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import ConfigError
 from kestrelmq.format.notes import DeadLetter, dead_letter
-from kestrelmq.format.records import ADDX_HEADER, item_data, item_deliveries
+from kestrelmq.format.records import ADDX_HEADER, Item, item_data, item_deliveries
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.library import PersistentQueue
 from kestrelmq.queue.queue import Queue
@@ -42,7 +42,7 @@ class Spool(LocalQueues):
     def fail(self) -> bytes:
         """Open a read and give it back, as a worker that fails does; return the item."""
         xid = self.open_read()
-        data = item_data(self.queue().open[xid])
+        data = item_data(self.queue().open[xid].item)
         assert self.queue().unremove(xid)
         self.commit()
         return data
@@ -120,7 +120,7 @@ def test_a_dead_letter_keeps_its_origin(tmp_path: Path, dialect: str, limit: int
             if restarts:
                 spool.restart()
             found = [spool.open_read(DEAD) for _ in letters]
-            records = [spool.queue(DEAD).open[xid] for xid in found]
+            records = [spool.queue(DEAD).open[xid].item for xid in found]
             assert [dead_letter(one) for one in records] == letters
             assert [item_deliveries(one) for one in records] == list(counted)
             spool.queue(DEAD).give_back(found, counted=False)
@@ -209,8 +209,9 @@ def test_counts_of_items_on_disk(tmp_path: Path) -> None:
         assert [counts(spool, DEAD), len(spool.queue(DEAD))] == [[0], 4]
         spool.restart()
     found = []
-    while (record := spool.queue(DEAD).remove()) is not None:
-        found.append((item_data(record)[:1], item_deliveries(record)))
+    while (head := spool.queue(DEAD).head()) is not None:
+        found.append((item_data(head)[:1], item_deliveries(head)))
+        spool.queue(DEAD).remove()
         spool.commit()
     assert found == [(b"f", 0), (b"x", 1), (b"y", 1), (b"l", 0)]
     spool.close()
@@ -433,7 +434,7 @@ def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> N
     spool.kill()
     found: list[object] = []
 
-    def read_the_other(_record: bytes | None, _xid: int) -> None:
+    def read_the_other(_record: Item | None, _xid: int) -> None:
         found.append(spool.queue().open_read())
 
     spool.queue(DEAD).wait(Waiter(ReadMode.PEEK, read_the_other, lambda _error: None))
@@ -541,7 +542,7 @@ def test_a_waiting_reader_gets_it_when_it_is_due(tmp_path: Path) -> None:
     spool = plain(tmp_path, retry_delay=10)
     spool.add(b"bad")
     give_back(spool)
-    got: list[bytes | None] = []
+    got: list[Item | None] = []
     spool.queue().wait(
         Waiter(ReadMode.REMOVE, lambda record, _xid: got.append(record), lambda _error: None)
     )
@@ -568,11 +569,11 @@ def test_its_reader_has_it_no_more(tmp_path: Path) -> None:
     spool.add(b"bad")
     queue = spool.queue()
     xid = spool.open_read()
-    record = queue.open[xid]
+    read = queue.open[xid]
     assert queue.unremove(xid)
     assert not queue.unremove(xid)
     assert not queue.is_held(xid)
-    assert queue.open[xid] is not record
+    assert not queue.reads.is_open(read)
     spool.close()
 
 
@@ -588,7 +589,7 @@ def test_one_that_is_confirmed_while_it_waits_is_over(tmp_path: Path) -> None:
     queue.confirm_all([xids[0], xids[3]])
     assert queue.confirm(xids[1])
     spool.commit()
-    size = len(queue.open[xids[2]]) - ADDX_HEADER + OVERHEAD
+    size = len(queue.open[xids[2]].record) - ADDX_HEADER + OVERHEAD
     assert (queue.delayed, queue.reads.retrying_bytes) == (1, size)
     spool.advance(10)
     assert (spool.items(), queue.delayed, queue.open_reads) == ([b"third"], 0, 0)

@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.format.records import item_data, item_deliveries
+from kestrelmq.format.records import Item, item_data, item_deliveries
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
@@ -106,7 +106,7 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     spool = Spool(tmp_path)
     assert LATER in spool.collection.damaged
     queue = spool.queue()
-    told: list[bytes | None] = []
+    told: list[Item | None] = []
     with caplog.at_level(logging.WARNING):
         queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
         for number in range(3):
@@ -380,7 +380,7 @@ def waiting_at(*queues: Queue) -> list[object]:
     """Let a reader wait at all queues for one item; it, or an error, will be in the list."""
     served: list[object] = []
 
-    def found(record: bytes | None, _xid: int) -> None:
+    def found(record: Item | None, _xid: int) -> None:
         served.append(record)
         for one, waiter in waiting.items():
             one.cancel_wait(waiter)

@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.format.records import item, item_data, item_expiry
+from kestrelmq.format.records import Item, item, item_data, item_expiry
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.large_items import LargePut, WrittenAhead
 from kestrelmq.queue.queue import Queue
@@ -17,6 +17,7 @@ from kestrelmq.queues.collection import QueueCollection
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import items_on_disk
+from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled
 
@@ -342,7 +343,7 @@ def test_a_waiting_reader_gets_it(
 ) -> None:
     """As any other item."""
     queue = collection.obtain("jobs")
-    told: list[bytes | None] = []
+    told: list[Item | None] = []
     queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
     large = begin(queue, b"large")
     assert large.add()
@@ -494,7 +495,7 @@ def delayed_after_a_start(directory: CrashingDirectory) -> list[bytes]:
     collection = QueueCollection(config, FakeClock())
     collection.open()
     companion = collection.obtain("jobs").with_companion[-1]
-    found = [item_data(record) for _, record in companion.reads.open.items()]
+    found = list(data_by_xid(companion.reads.open).values())
     collection.close()
     return found
 

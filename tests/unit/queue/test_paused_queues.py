@@ -7,7 +7,7 @@ import pytest
 
 from kestrelmq.config import ServerConfig
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.format.records import item_data
+from kestrelmq.format.records import Item, item_data
 from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
@@ -41,9 +41,9 @@ def test_readers_find_a_queue_empty_whose_reads_are_paused(
 def test_a_reader_that_waits_is_served_after_the_resume(spool: LocalQueues) -> None:
     """In the order in which they began to wait, also with items that come meanwhile."""
     spool.drain()
-    served: list[bytes | None] = []
+    served: list[Item | None] = []
 
-    def serve(record: bytes | None, _xid: int) -> None:
+    def serve(record: Item | None, _xid: int) -> None:
         served.append(None if record is None else item_data(record))
 
     queue = spool.queue()

@@ -3,29 +3,43 @@
 import pytest
 
 from kestrelmq.format.records import item
-from kestrelmq.queue.changes import PlaceTracker, ReadConfirmed, ReadGivenBack, ReadOpened
+from kestrelmq.journal.open_read import OpenRead
+from kestrelmq.queue.changes import PlaceTracker, ReadGivenBack, ReadsConfirmed, ReadsOpened
 
 pytestmark = pytest.mark.compiled
 
 ITEM = item(0, 0, b"")
 
 
+def opened(xid: int) -> ReadsOpened:
+    """Return the change that an item was opened."""
+    return ReadsOpened((xid,), [OpenRead(xid, ITEM)], 0, by_reader=True)
+
+
+def confirmed(xid: int) -> ReadsConfirmed:
+    """Return the change that a read was confirmed."""
+    return ReadsConfirmed((xid,), [OpenRead(xid, ITEM)], kept=False)
+
+
+def given_back(xid: int) -> ReadGivenBack:
+    """Return the change that a read was given back."""
+    return ReadGivenBack(OpenRead(xid, ITEM))
+
+
 def test_places_follow_reads_that_are_given_back() -> None:
     """A place that was given back is the next one taken."""
     places = PlaceTracker()
-    places.apply_changes(
-        [ITEM, ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 1), ReadGivenBack(1, ITEM)]
-    )
+    places.apply_changes([ITEM, opened(1), opened(2), given_back(1)])
     assert (places.fresh, places.front, dict(places.opened.items())) == (3, [1], {2: 2})
-    places.apply_changes([ReadOpened(3, ITEM, 2), ReadConfirmed(2, ITEM)])
+    places.apply_changes([opened(3), confirmed(2)])
     assert (places.fresh, places.front, dict(places.opened.items())) == (3, [], {3: 1})
 
 
 def test_a_checkpoint_knows_the_order_of_the_queue() -> None:
     """Places given back come first, the last one at the head."""
     places = PlaceTracker()
-    places.apply_changes([ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 0)])
-    places.apply_changes([ReadGivenBack(2, ITEM), ReadGivenBack(1, ITEM), ReadGivenBack(7, ITEM)])
+    places.apply_changes([opened(1), opened(2)])
+    places.apply_changes([given_back(2), given_back(1), given_back(7)])
     places.add_checkpoint("jobs.1", 5)
     (checkpoint,) = places.checkpoints
     assert [checkpoint.place(index) for index in range(5)] == [-8, 0, 1, 2, 3]
@@ -40,9 +54,9 @@ def test_a_checkpoint_knows_the_order_of_the_queue() -> None:
 def test_a_read_that_was_open_before_counts_as_live() -> None:
     """Its place is known only when it is given back; one that was opened since is live or not."""
     places = PlaceTracker()
-    places.apply_changes([ReadOpened(1, ITEM, 0), ReadOpened(2, ITEM, 0), ReadConfirmed(7, ITEM)])
+    places.apply_changes([opened(1), opened(2), confirmed(7)])
     places.add_checkpoint("jobs.1", 5)
-    places.apply_changes([ReadConfirmed(2, ITEM), ReadGivenBack(-9, ITEM), ReadGivenBack(9, ITEM)])
+    places.apply_changes([confirmed(2), given_back(-9), given_back(9)])
     assert len(set(places.front)) == 2
     (checkpoint,) = places.checkpoints
     early = places.snapshot().early()
@@ -70,6 +84,6 @@ def test_a_checkpoint_is_passed_when_all_its_items_were_read() -> None:
 def test_dropping_counts_what_was_given_back_first() -> None:
     """A flush takes the places that were given back, and then the next ones."""
     places = PlaceTracker()
-    places.apply_changes([ReadOpened(1, ITEM, 0), ReadGivenBack(1, ITEM)])
+    places.apply_changes([opened(1), given_back(1)])
     places.drop(4)
     assert (places.fresh, places.front) == (4, [])

@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.format.records import item_data, item_expiry
+from kestrelmq.format.records import Item, item_data, item_expiry
 from kestrelmq.queue.limits import QueueLimits
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
@@ -137,9 +137,9 @@ def test_readers_that_wait_when_others_may_read_are_refused(tmp_path: Path) -> N
     collection.open()
     queue, other = collection.obtain("jobs"), collection.obtain("other")
     errors: list[str] = []
-    taken: list[bytes | None] = []
+    taken: list[Item | None] = []
 
-    def serve(record: bytes | None, _xid: int) -> None:
+    def serve(record: Item | None, _xid: int) -> None:
         taken.append(record)
 
     for one in (queue, queue, other):

@@ -8,7 +8,7 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.format.records import item
+from kestrelmq.format.records import Item, item, item_data
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
@@ -396,7 +396,7 @@ def test_a_written_ahead_item_may_be_refused(tmp_path: Path) -> None:
 def test_a_waiting_reader_is_served(tmp_path: Path) -> None:
     """As by any other add."""
     queues = spool(tmp_path)
-    served: list[bytes | None] = []
+    served: list[Item | None] = []
     waiter = Waiter(
         ReadMode.REMOVE,
         lambda record, _: served.append(record),
@@ -405,7 +405,7 @@ def test_a_waiting_reader_is_served(tmp_path: Path) -> None:
     queues.queue().wait(waiter)
     for _ in range(2):
         assert queues.once(b"a", 1)
-    assert [record[21:] for record in served if record is not None] == [b"a"]
+    assert [item_data(record) for record in served if record is not None] == [b"a"]
     assert queues.items() == []
     queues.close()
 

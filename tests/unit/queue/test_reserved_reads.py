@@ -14,6 +14,7 @@ from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
     MIN_XID,
+    Item,
     add_xid,
     item,
     item_data,
@@ -21,13 +22,15 @@ from kestrelmq.format.records import (
     save_xid,
 )
 from kestrelmq.journal.memory_budget import OVERHEAD
+from kestrelmq.journal.open_read import Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms, reserved_note
+from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.queue.changes import ReadsReserved
 from kestrelmq.queue.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import uncounted
 
 pytestmark = pytest.mark.compiled
 
@@ -189,12 +192,12 @@ def test_when_a_lease_ends_is_known(tmp_path: Path) -> None:
     queue = spool.queue()
     first, second = spool.found(spool.reads(2, OWNED))
     leases = queue.reads.reservations
-    assert [leases.lease_end(xid) for xid in (first, second)] == [10, 10]
+    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [10, 10]
     spool.pass_time(1)
     queue.extend_leases([second], 60)
-    assert [leases.lease_end(xid) for xid in (first, second)] == [10, 61]
+    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [10, 61]
     spool.collection.owners.extend("worker", 30, spool.now)
-    assert [leases.lease_end(xid) for xid in (first, second)] == [31, 31]
+    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [31, 31]
     spool.close()
 
 
@@ -294,7 +297,8 @@ def test_a_connection_of_an_owner_that_was_not_lost_changes_no_lease(tmp_path: P
     spool.pass_time(5)
     spool.collection.owners.connected("worker", spool.now)
     (xid,) = spool.queue().reserved_by("worker")
-    assert spool.queue().reads.reservations.lease_end(xid) == begun + 10
+    queue = spool.queue()
+    assert queue.reads.reservations.lease_end(queue.open[xid]) == begun + 10
     spool.close()
 
 
@@ -432,7 +436,7 @@ def test_an_uncounted_release_can_have_a_delay(
         if end == "rewrite and kill":
             spool.rewrite()
         spool.kill()
-        assert not spool.queue().reads.reserved.uncounted
+        assert not uncounted(spool.queue().open)
     assert spool.items() == [b"a", b"b", b"c"]
     assert counts(spool) == ([0, 0, 0] if end == "time" else [0, 1, 0])
     xid = spool.open_read()
@@ -564,7 +568,7 @@ def test_readers_that_wait_come_first(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     taken: list[int] = []
 
-    def served(_record: bytes | None, _xid: int) -> None:
+    def served(_record: Item | None, _xid: int) -> None:
         reservation = spool.reserve(10, commits=False)
         assert reservation is not None
         taken.append(reservation.left)
@@ -735,7 +739,7 @@ def test_what_a_retired_tag_had_was_no_delivery(
     spool.pass_time(0)
     while spool.queue().open_reads:
         spool.pass_time(0)
-    records = list(spool.queue().backlog.memory)
+    records = spool.queue().browse(count + 1)
     assert [item_data(record) for record in records] == [b"%d" % one for one in range(count)]
     assert {item_deliveries(record) for record in records} == {0}
     spool.close()
@@ -917,7 +921,7 @@ def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) 
         assert (queue.open_reads, queue.delayed, queue.is_done(TAG)) == (3, 0, False)
         assert len(queue.reserved_by("worker")) == 3
         assert queue.reads.reserved.retired == {}
-        assert not queue.reads.reserved.uncounted
+        assert not uncounted(queue.open)
     spool.pass_time(9.9)
     assert queue.open_reads == 3
     assert spool.again(terms) == expected
@@ -966,12 +970,13 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     assert first is not None
     queue.write_now()
     reservation = Reservation(1, TERMS, (first[0],), 100, 1)
-    queue.reads.reservations.add(reservation, spool.now)
+    reads = [queue.open[first[0]]]
+    queue.reads.reservations.add(reservation, reads, spool.now)
     queue._collect(reserved_note(1, TERMS, reservation.xids, queue.last_xid))
-    queue.changes.undo.append(ReadsReserved(reservation))
+    queue.changes.undo.append(ReadsReserved(reservation, reads))
     queue._commits.watch_deadlines(queue)
     failing(spool, disk)
-    assert (queue.open_reads, len(queue.reads.reserved.by_xid)) == (1, 0)
+    assert (queue.open_reads, queue.reads.reserved.count) == (1, 0)
     spool.pass_time(0)
     assert spool.items() == [b"a", b"b"]
     spool.close()
@@ -1069,7 +1074,6 @@ def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
     assert queue.companion is not None
     tables: list[ReadTable[Any]] = [
         queue.reads.open,
-        queue.reads.reserved.by_xid,
         queue.companion.reads.open,
     ]
 

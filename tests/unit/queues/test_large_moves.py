@@ -11,8 +11,8 @@ from kestrelmq.clock import no_pause
 from kestrelmq.config import AliasConfig, QueueConfig, ServerConfig
 from kestrelmq.disk.directories import Directory
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.format.records import item_data, item_deliveries, item_expiry
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.format.records import Item, item_data, item_deliveries, item_expiry
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.queues.moving import Copy, Move
@@ -273,7 +273,7 @@ def test_a_large_item_expires_to_its_own_queue(spool: Spool) -> None:
     """It goes to the end, and a reader that waits gets it."""
     spool.queue().configure(spool.queue().config.model_copy(update={"expire_to_queue": "jobs"}))
     spool.put_expiring(LARGE)
-    got: list[bytes | None] = []
+    got: list[Item | None] = []
     spool.sweep()
     spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
     assert spool.writer.step()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import ServerConfig
-from kestrelmq.journal.reserved_reads import ReserveTerms
+from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch

@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import item, item_data
+from kestrelmq.format.records import Item, item, item_data
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.queues.collection import QueueCollection
@@ -115,7 +115,7 @@ def test_nothing_is_added_or_taken_after_a_failed_sync(tmp_path: Path) -> None:
     disk = CrashingDirectory.within(tmp_path)
     queues = LocalQueues(queue_settings(disk.path, sync_journal=0), disk)
     queue = queues.collection.obtain("work")
-    served: list[bytes | None] = []
+    served: list[Item | None] = []
     for data in (b"a", b"b"):
         queue.add(data)
     opened = queue.open_read()
@@ -148,7 +148,7 @@ def test_waiting_readers_are_served_once_the_journal_is_well(tmp_path: Path) -> 
     disk = CrashingDirectory.within(tmp_path)
     queues = LocalQueues(queue_settings(disk.path, sync_journal=0), disk)
     queue = queues.collection.obtain("work")
-    served: list[bytes | None] = []
+    served: list[Item | None] = []
     queue.add(b"a")
     opened = queue.open_read()
     assert opened is not None

@@ -7,6 +7,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
 from tests.support.crashing_directory import CrashingDirectory
@@ -197,7 +198,7 @@ def is_well(queue: Queue) -> bool:
 
 def data_of(queue: Queue) -> list[bytes]:
     """Return the items of a queue."""
-    return [bytes(record[21:]) for record in queue.browse(9)]
+    return [item_data(record) for record in queue.browse(9)]
 
 
 @pytest.mark.parametrize("broken", ["first", "second"])
@@ -291,7 +292,7 @@ def test_a_read_that_could_not_be_ended_comes_back(tmp_path: Path, kind: str) ->
         assert queue.failure is not None
         disk.mend()
         await wait_for(turning, lambda: len(queue) == 2)
-        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"1", b"2"]
+        assert [item_data(record) for record in queue.browse(9)] == [b"1", b"2"]
 
     with turning:
         turning.run(scenario())
@@ -324,7 +325,7 @@ def test_items_that_a_waiting_client_did_not_get(
         disk.mend()
         await wait_for(turning, lambda: len(queue) == 1)
         await turning.hang_up(client)
-        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"1"]
+        assert [item_data(record) for record in queue.browse(9)] == [b"1"]
 
     with turning:
         turning.run(scenario())

@@ -15,6 +15,7 @@ from kestrelmq import server
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import AppendFile, Directory, DiskDirectory
 from kestrelmq.disk.opening import FoundFile
+from kestrelmq.format.records import item_data
 from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
@@ -126,7 +127,7 @@ async def send(client: socket.socket, turning: Turning, request: bytes) -> None:
 
 def waiting(turning: Turning) -> list[bytes]:
     """Return what is in the queue."""
-    return [record[21:] for record in turning.collection.queues["work"].browse(COUNT + 1)]
+    return [item_data(record) for record in turning.collection.queues["work"].browse(COUNT + 1)]
 
 
 @pytest.mark.compiled
@@ -148,9 +149,9 @@ def test_others_are_served_while_many_items_are_added(tmp_path: Path, protocol: 
         client.close()
         other.close()
         await turning.until(lambda: not turning.connections)
-        assert [record[21:] for record in turning.collection.queues["work"].browse(3 * COUNT)] == (
-            ITEMS * 2
-        )
+        assert [
+            item_data(record) for record in turning.collection.queues["work"].browse(3 * COUNT)
+        ] == (ITEMS * 2)
 
     run(tmp_path, scenario)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.format.records import item_deliveries
+from kestrelmq.format.records import item_data, item_deliveries
 from kestrelmq.protocol.memcache import Request
 from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.queue.queue import Queue
@@ -61,10 +61,10 @@ def run(path: Path, scenario: Coroutine[Any, Any, None], turning: Turning) -> No
     """Run `scenario`, and check that the queue's journal says what it left."""
     with turning:
         turning.run(scenario)
-        left = [bytes(record[21:]) for record in turning.collection.obtain("work").browse(HELD)]
+        left = [item_data(record) for record in turning.collection.obtain("work").browse(HELD)]
     with Turning(path) as again:
         queue = again.collection.obtain("work")
-        assert [bytes(record[21:]) for record in queue.browse(HELD)] == left
+        assert [item_data(record) for record in queue.browse(HELD)] == left
 
 
 async def answered_meanwhile(turning: Turning, other: socket.socket, condition: Any) -> int:
@@ -212,7 +212,7 @@ def test_a_sweep_of_many_expired_items(
         assert len(set(lengths)) >= most // 500
         if target is not None:
             moved = turning.collection.obtain(target).browse(COUNT)
-            assert [record[21:] for record in moved] == [b"%d" % at for at in range(most)]
+            assert [item_data(record) for record in moved] == [b"%d" % at for at in range(most)]
 
     run(tmp_path, scenario(), turning)
 
@@ -327,7 +327,7 @@ def test_a_client_with_many_reads_leaves(
         client.close()
         assert 0 < len(queue) < left
         assert await answered_meanwhile(turning, other, lambda: not queue.open_reads) >= 1
-        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        found = [item_data(record) for record in queue.browse(HELD)]
         assert found == [b"%05d" % number for number in range(HELD - left, HELD)]
         other.close()
         await turning.until(lambda: not turning.connections)
@@ -364,8 +364,8 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
     async def scenario() -> None:
         queue, client = await (reserve(turning) if "owner" in end else hold(turning, "memcache"))
         if end == "time is up":
-            for xid, record in queue.open.items():
-                queue.reads.set_deadline(xid, record, 0)
+            for read in queue.open.values():
+                queue.reads.set_deadline(read, 0)
         reader, monitor = turning.connect("memcache"), turning.connect("text")
         if not is_waiting:
             await begin_return(turning, queue, client, end)
@@ -385,7 +385,7 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
         if end == "time is up":
             await turning.until(lambda: queue.check_deadlines() is None)
         await turning.until(lambda: not queue.is_returning)
-        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        found = [item_data(record) for record in queue.browse(HELD)]
         assert found == [b"%05d" % number for number in range(3, HELD)]
         for one in (client, reader, monitor, peek):
             one.close()
@@ -411,7 +411,7 @@ def test_who_reads_while_reads_that_are_over_come_back(tmp_path: Path) -> None:
         reader.close()
         await turning.until(lambda: not turning.connections and not queue.is_returning)
         assert len(queue) == HELD - 1
-        assert bytes(queue.browse(1)[0][21:]) == b"00001"
+        assert item_data(queue.browse(1)[0]) == b"00001"
 
     with turning:
         turning.run(scenario())
@@ -496,7 +496,7 @@ def test_an_owner_releases_on_a_full_disk(tmp_path: Path) -> None:
         disk.mend()
         await turning.send(client, b"release work owner=me\r\n")
         assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
-        found = [bytes(record[21:]) for record in queue.browse(HELD)]
+        found = [item_data(record) for record in queue.browse(HELD)]
         assert found == [b"%05d" % number for number in range(HELD)]
         await turning.hang_up(client)
 
@@ -510,7 +510,7 @@ def test_who_reads_while_an_administrator_gives_reads_back(tmp_path: Path) -> No
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")
-        reads = deque((queue, xid, record) for xid, record in queue.open.items())
+        reads = deque((queue, read) for read in queue.open.values())
         returning = HeldReadsReturn(queue, reads, why="it was given back")
         work = queue.giving_back(returning)
         next(work)
@@ -567,7 +567,7 @@ def test_a_server_stops_while_reads_are_given_back(tmp_path: Path) -> None:
         turning.run(scenario())
     with Turning(tmp_path) as again:
         found = again.collection.obtain("work").browse(HELD)
-        assert [bytes(record[21:]) for record in found] == [b"%05d" % at for at in range(HELD)]
+        assert [item_data(record) for record in found] == [b"%05d" % at for at in range(HELD)]
 
 
 def test_work_that_fails_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -602,7 +602,7 @@ def test_an_item_that_cannot_be_sent_ends_a_read(tmp_path: Path) -> None:
         await turning.send(client, b"monitor work 0 3\n")
         reply = await turning.receive(client, b"carry\n")
         assert reply.startswith(b":a\n-")
-        assert [bytes(record[21:]) for record in queue.browse(9)] == [b"b\nc", b"d"]
+        assert [item_data(record) for record in queue.browse(9)] == [b"b\nc", b"d"]
         assert [item_deliveries(record) for record in queue.browse(9)] == [0, 0]
         client.close()
         await turning.until(lambda: not turning.connections)

@@ -17,7 +17,8 @@ from itertools import chain, islice
 from typing import Final
 
 from kestrelmq.errors import KestrelError
-from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER, Item, record_of
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import Committable
@@ -168,9 +169,10 @@ class PendingRead(PendingRequest):
                     return
                 if self._open_next(queue):
                     continue
-                record, xid = queue.take_as(self._mode)
-                if record is None:
+                one, xid = queue.take_as(self._mode)
+                if one is None:
                     break
+                record = record_of(one)
             self._count(record)
             if not self._handler.take(queue, record, xid):
                 self._finish()
@@ -239,15 +241,15 @@ class PendingRead(PendingRequest):
 
     # --- the ends of a wait ---
 
-    def _item_arrived(self, record: bytes | None, xid: int) -> None:
-        """Take the item that arrived; no `record` means that the queue was deleted."""
+    def _item_arrived(self, one: Item | None, xid: int) -> None:
+        """Take the item that arrived; None means that the queue was deleted."""
         queue, self._waiter = self._queue, None
         self._is_waiting = False
         try:
-            if record is None or queue is None:
+            if one is None or queue is None:
                 self._finish().end(queue)
             else:
-                self._take_items(queue, record, xid)
+                self._take_items(queue, record_of(one), xid)
         except KestrelError as error:
             self._finish().fail(error)
         except Exception as error:  # noqa: BLE001 # it is logged
@@ -296,6 +298,9 @@ _NO_HANDLER: Final = ReadHandler()
 """The handler of a read that has ended."""
 
 
+_Read = tuple[Queue, OpenRead]
+
+
 class ConnectionOpenReads:
     """The open reads of a connection.
 
@@ -309,15 +314,15 @@ class ConnectionOpenReads:
     __slots__ = ("by_queue",)
 
     def __init__(self) -> None:
-        self.by_queue: dict[str, deque[tuple[Queue, int, bytes]]] = {}
+        self.by_queue: dict[str, deque[_Read]] = {}
 
-    def add(self, queue: Queue, xid: int, record: bytes) -> None:
+    def add(self, queue: Queue, read: OpenRead) -> None:
         """Add a read that was just opened."""
-        self.by_queue.setdefault(queue.name, deque()).append((queue, xid, record))
+        self.by_queue.setdefault(queue.name, deque()).append((queue, read))
 
-    def add_oldest(self, queue: Queue, xid: int, record: bytes) -> None:
+    def add_oldest(self, queue: Queue, read: OpenRead) -> None:
         """Add a read that was opened before all others of its queue."""
-        self.by_queue.setdefault(queue.name, deque()).appendleft((queue, xid, record))
+        self.by_queue.setdefault(queue.name, deque()).appendleft((queue, read))
 
     def count(self, queue: str) -> int:
         """Return how many reads are open on a queue."""
@@ -353,22 +358,22 @@ class ConnectionOpenReads:
     def first_xids(self, queue: str) -> list[int]:
         """Return the xids of those of the first `MOST_READS_COUNTED` reads that are open."""
         reads = islice(self.by_queue.get(queue, ()), MOST_READS_COUNTED)
-        return [read[1] for read in reads if _is_open(read)]
+        return [read[1].xid for read in reads if _is_open(read)]
 
     def take_oldest(self, queue: str) -> tuple[Queue, int] | None:
         """Remove and return the oldest read open on a queue; None when there is none."""
         reads = self._oldest(queue, 1)
         if reads is None:
             return None
-        found, xid, _ = reads.popleft()
+        found, read = reads.popleft()
         if not reads:
             del self.by_queue[queue]
-        return found, xid
+        return found, read.xid
 
     def take_newest(self, queue: Queue, xid: int) -> bool:
         """Remove the read that was opened last on a queue; return False if that is another one."""
         reads = self.by_queue.get(queue.name)
-        if not reads or reads[-1][0] is not queue or reads[-1][1] != xid:
+        if not reads or reads[-1][0] is not queue or reads[-1][1].xid != xid:
             return False
         reads.pop()
         if not reads:
@@ -387,12 +392,12 @@ class ConnectionOpenReads:
         if not count:
             return ()
         found = reads[0][0]
-        found.confirm_all([reads.popleft()[1] for _ in range(count)])
+        found.confirm_all([reads.popleft()[1].xid for _ in range(count)])
         if not reads:
             del self.by_queue[queue]
         return (found,)
 
-    def _oldest(self, queue: str, count: int) -> deque[tuple[Queue, int, bytes]] | None:
+    def _oldest(self, queue: str, count: int) -> deque[_Read] | None:
         """Return the reads of a queue, of which the first `count` are open; None if fewer are.
 
         Only so many are looked at, besides those that have ended.
@@ -400,7 +405,7 @@ class ConnectionOpenReads:
         reads = self.by_queue.get(queue)
         if reads is None:
             return deque() if not count else None
-        opened: list[tuple[Queue, int, bytes]] = []
+        opened: list[_Read] = []
         while reads and len(opened) < count:
             read = reads.popleft()
             if _is_open(read):
@@ -414,7 +419,7 @@ class ConnectionOpenReads:
         """Return the queues and xids of the reads open on a queue, oldest first."""
         if not self.count(queue):
             return []
-        return [(found, xid) for found, xid, _ in self.by_queue[queue]]
+        return [(found, read.xid) for found, read in self.by_queue[queue]]
 
     def give_back(self, *, counted: bool = True) -> None:
         """Do all of `giving_back`."""
@@ -504,7 +509,7 @@ class HeldReadsReturn:
     def __init__(
         self,
         queue: Queue,
-        reads: deque[tuple[Queue, int, bytes]],
+        reads: deque[_Read],
         *,
         counted: bool = True,
         why: str,
@@ -513,7 +518,7 @@ class HeldReadsReturn:
 
         Args:
             queue: the queue.
-            reads: the reads, with their xids and items, by xid; this empties it.
+            reads: the reads, by xid; this empties it.
             counted: whether their items were handed out.
             why: the reason, for the log.
         """
@@ -528,7 +533,7 @@ class HeldReadsReturn:
         reads = self._reads
         for _ in range(min(len(reads), _AT_ONCE)):
             if _is_open(reads[0]):
-                return reads[0][1]
+                return reads[0][1].xid
             reads.popleft()
         return None
 
@@ -542,10 +547,9 @@ class HeldReadsReturn:
         """Give back the youngest; return whether there are more."""
         reads = self._reads
         some = [reads.pop() for _ in range(min(len(reads), _AT_ONCE))]
-        self.give_back([read[1] for read in reversed(some) if _is_open(read)])
+        self.give_back([read[1].xid for read in reversed(some) if _is_open(read)])
         return bool(reads)
 
 
-def _is_open(read: tuple[Queue, int, bytes]) -> bool:
-    queue, xid, record = read
-    return queue.reads.is_open(xid, record)
+def _is_open(read: _Read) -> bool:
+    return read[0].reads.is_open(read[1])

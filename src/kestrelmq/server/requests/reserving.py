@@ -28,8 +28,8 @@ from kestrelmq.errors import (
     QueueUnavailable,
     ReservedMemoryFull,
 )
-from kestrelmq.format.records import ADDX_HEADER
-from kestrelmq.journal.reserved_reads import Reservation, ReserveTerms
+from kestrelmq.format.records import Item, item_size
+from kestrelmq.journal.open_read import Reservation, ReserveTerms
 from kestrelmq.protocol.reserving import (
     EndsReads,
     Extend,
@@ -73,8 +73,8 @@ def held_of(reserved: Reserved) -> list[HeldReads]:
     """Return how much is reserved of each queue."""
     found = []
     for queue, reservation in reserved:
-        xids, records = queue.reserved_reads(reservation)
-        size = sum(map(len, records)) - ADDX_HEADER * len(records)
+        xids, items = queue.reserved_reads(reservation)
+        size = sum(map(item_size, items))
         found.append(HeldReads(queue.name, reservation.nonce, len(xids), size))
     return found
 
@@ -324,9 +324,7 @@ class PendingReserve(PendingRequest):
             if queue is queues[-1]:
                 return
             left -= reservation.left
-            room -= sum(
-                len(record) - ADDX_HEADER for record in queue.reserved_reads(reservation)[1]
-            )
+            room -= sum(map(item_size, queue.reserved_reads(reservation)[1]))
             if left <= 0 or room <= 0:
                 return
         if full is not None and not self._taken:
@@ -384,14 +382,14 @@ class PendingReserve(PendingRequest):
         for queue, waiter in waiting:
             queue.cancel_wait(waiter)
 
-    def _item_arrived(self, record: bytes | None, _xid: int) -> None:
-        """Reserve what is there; no `record` means that a queue was deleted."""
+    def _item_arrived(self, one: Item | None, _xid: int) -> None:
+        """Reserve what is there; None means that a queue was deleted."""
         if not self._waiting:
             return  # another queue served it while this one looked for its head
         queues = [queue for queue, _ in self._waiting]
         self._stop_waiting()
         try:
-            if not (self._try_tag(queues) if record is None else self._try(queues)):
+            if not (self._try_tag(queues) if one is None else self._try(queues)):
                 self._answer([])
         except KestrelError as error:
             self._fail(error)

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 from kestrelmq.config import queue_settings
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
-from kestrelmq.format.records import item_deliveries, item_times
+from kestrelmq.format.records import item_deliveries, item_times, record_of
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.managing import (
     Browse,
@@ -127,7 +127,7 @@ def _page(page: Page) -> Sequence[Part]:
     """Return the reply to `browse`."""
     parts: list[Part] = []
     for place, record in page.items:
-        data = data_of(record)
+        data = data_of(record_of(record))
         letter = dead_letter(record)
         words = b"" if letter is None else memcache.letter_words(*letter, item_deliveries(record))
         parts += memcache.browsed_parts(place, item_times(record), data, words)

@@ -13,6 +13,8 @@ from kestrelmq.errors import (
     PatternRefused,
     TagRefused,
 )
+from kestrelmq.format.records import record_of
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.queue.queue import Queue
@@ -62,14 +64,13 @@ class _TakenItem(NamedTuple):
 
     part: int
     queue: Queue
-    xid: int
-    record: bytes
+    read: OpenRead
     is_plain: bool
 
     @property
     def is_open(self) -> bool:
         """Whether it was not given back, and its queue was not deleted."""
-        return self.queue.reads.is_open(self.xid, self.record)
+        return self.queue.reads.is_open(self.read)
 
 
 class MemcacheGet(ReadHandler):
@@ -170,9 +171,9 @@ class MemcacheGet(ReadHandler):
         mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if key.open else removing
         queue = context.queue_to_read(key.queue)
         if queue is not None:
-            record, xid = queue.take_as(mode)
-            if record is not None:
-                self._add_to_reply(key, queue, record, xid)
+            one, xid = queue.take_as(mode)
+            if one is not None:
+                self._add_to_reply(key, queue, record_of(one), xid)
                 return True
         if key.timeout:
             self.wait(key, queue, mode)
@@ -186,7 +187,7 @@ class MemcacheGet(ReadHandler):
         for one in self._taken:
             # The items taken already must not be given back during the wait.
             if one.is_plain and one.queue.config.open_transaction_timeout is not None:
-                one.queue.extend(one.xid, seconds + _GRACE)
+                one.queue.extend(one.read.xid, seconds + _GRACE)
         self._end_turn()
         PendingRead(self._connection, self._context, self, key.queue, mode, seconds).wait(queue)
 
@@ -221,12 +222,12 @@ class MemcacheGet(ReadHandler):
         kept = [
             one
             for one in reversed(self._taken)
-            if one.is_plain or self._reads.take_newest(one.queue, one.xid)
+            if one.is_plain or self._reads.take_newest(one.queue, one.read.xid)
         ]
         self._taken.clear()
         reads = ConnectionOpenReads()
         for one in reversed(kept):
-            reads.add(one.queue, one.xid, one.record)
+            reads.add(one.queue, one.read)
         reads.give_back(counted=False)  # the oldest of a queue becomes its head
         self._hands_out = False
         self._send([error_reply(error)])
@@ -247,7 +248,7 @@ class MemcacheGet(ReadHandler):
         # A plain key is refused while its queue has open reads: those there now are newer.
         for one in reversed(self._taken):
             if one.is_plain:
-                self._reads.add_oldest(one.queue, one.xid, one.record)
+                self._reads.add_oldest(one.queue, one.read)
         self._taken.clear()
 
     def _close_with(self, reply: bytes) -> None:
@@ -270,11 +271,11 @@ class MemcacheGet(ReadHandler):
     def _add_to_reply(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         """Add an item to the reply."""
         if key.open:
-            self._reads.add(queue, xid, record)
+            self._reads.add(queue, queue.open[xid])
         elif not key.peek:
             self._hands_out = True
         if self._several and not key.peek:
-            taken = _TakenItem(len(self._parts), queue, xid, record, is_plain=not key.open)
+            taken = _TakenItem(len(self._parts), queue, queue.open[xid], is_plain=not key.open)
             self._taken.append(taken)
         self._touched.append(queue)
         cas = None if not self._request.cas else xid if key.open else 0
@@ -309,7 +310,7 @@ class MemcacheGet(ReadHandler):
                 self._leave_out(taken)  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_plain and taken.is_open:
-                taken.queue.confirm(taken.xid)
+                taken.queue.confirm(taken.read.xid)
         if is_written:
             self._write_each(queues)
         self._taken.clear()
@@ -391,7 +392,7 @@ class MemcacheMonitor(ReadHandler):
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item."""
         self._context.counters.cmd_monitor_get += 1
-        self._reads.add(queue, xid, record)
+        self._reads.add(queue, queue.open[xid])
         echo = self._request.queue.encode()
         parts = memcache.value_parts(echo, data_of(record))
         self._connection.push_large((*parts, END), len(record), queue)

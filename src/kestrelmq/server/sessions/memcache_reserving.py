@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.errors import KestrelError
-from kestrelmq.format.records import ADDX_HEADER, first_xid, is_run, item_deliveries, item_times
-from kestrelmq.journal.reserved_reads import Reservation
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    first_xid,
+    is_run,
+    item_deliveries,
+    item_times,
+    record_of,
+)
+from kestrelmq.journal.open_read import Reservation
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.decimals import consecutive
 from kestrelmq.protocol.memcache import DONE, END, ITEM, reserved_rest
@@ -93,8 +100,9 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
         endings += some
     rests: list[bytes] = []
     header, last_deliveries, rest = b"", 0, b""
-    for record in items:
-        deliveries = 1 if type(record) is bytes else item_deliveries(record) + 1
+    records = [record_of(one) for one in items]
+    for one, record in zip(items, records, strict=True):
+        deliveries = item_deliveries(one) + 1
         # Neighbours are often of the same size and millisecond.
         if deliveries != last_deliveries or not record.startswith(header):
             header, last_deliveries = record[:ADDX_HEADER], deliveries
@@ -102,11 +110,11 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
             rest = reserved_rest(reservation.nonce, deliveries, item_times(record), size)
         rests.append(rest)
     # Setting one kind of parts at a time is much faster than appending part by part.
-    parts: list[bytes | memoryview] = [b""] * (4 * len(items))
+    parts: list[bytes | memoryview] = [b""] * (4 * len(records))
     parts[::4] = begins
     parts[1::4] = endings
     parts[2::4] = rests
-    parts[3::4] = [data_of(record) for record in items]
+    parts[3::4] = [data_of(record) for record in records]
     return parts
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.errors import JournalError, KestrelError
-from kestrelmq.format.records import ADDX_HEADER
+from kestrelmq.format.records import ADDX_HEADER, record_of
 from kestrelmq.protocol import text
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.managing import (
@@ -225,9 +225,9 @@ class TextRead(ReadHandler):
             if not context.settle(queue):
                 self._collect(1).begin()
                 return
-            record, xid = queue.take_as(self._mode)
-            if record is not None:
-                self.take(queue, record, xid)
+            one, xid = queue.take_as(self._mode)
+            if one is not None:
+                self.take(queue, record_of(one), xid)
                 return
         self._collect(1).wait(queue)
 
@@ -244,7 +244,7 @@ class TextRead(ReadHandler):
             self._connection.push(text.error_reply(message), queue)
             return False
         if self._mode is ReadMode.OPEN:
-            self._reads.add(queue, xid, record)
+            self._reads.add(queue, queue.open[xid])
         item = data_of(record)
         self._connection.push_large(text.value_parts(item), len(record), queue)
         if isinstance(self._command, Monitor):

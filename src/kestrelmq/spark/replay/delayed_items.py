@@ -78,7 +78,7 @@ def delayed_items(journal: DelayedJournal) -> tuple[list[bytes], int]:
     held = replay_noted(journal.files, None)
     open_all(held)
     queue = _joined(journal, held)
-    waiting = [record for xid, record in held.open.items() if xid not in queue.joined]
+    waiting = [read.record for xid, read in held.open.items() if xid not in queue.joined]
     in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
     return sorted(waiting, key=item_add_time), in_line
 

@@ -260,6 +260,10 @@ class Summariser:
         self._absolute = True
         self._last_xid = xid
 
+    def open_read(self, xid: int, reference: int) -> None:
+        """Open a read of an item that was taken under `xid`, which is free."""
+        self.open[xid] = reference
+
     def take(self) -> int | None:
         """Take the head; None when the queue is empty."""
         if self._head:

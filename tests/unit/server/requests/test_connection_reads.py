@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.server.requests.reads import ConnectionOpenReads
 from tests.support.local_queues import LocalQueues, queue_settings
@@ -29,7 +30,7 @@ def opened(queues: LocalQueues, count: int) -> tuple[Queue, ConnectionOpenReads]
     for _ in range(count):
         found = queue.open_read()
         assert found is not None
-        reads.add(queue, *found)
+        reads.add(queue, queue.open[found[0]])
     queues.commit()
     return queue, reads
 
@@ -79,7 +80,7 @@ def test_only_the_oldest_are_looked_at(queues: LocalQueues) -> None:
     queue, reads = opened(queues, 4)
     queue.unremove(1)
     unreadable = cast("Queue", None)
-    reads.by_queue["jobs"].append((unreadable, 9, b""))
+    reads.by_queue["jobs"].append((unreadable, cast("OpenRead", None)))
     assert reads.confirm_oldest("jobs", 2) == (queue,)
     assert reads.take_oldest("jobs") == (queue, 4)
     with pytest.raises((AttributeError, TypeError)):

@@ -82,7 +82,7 @@ def test_a_batch_of_different_items(tmp_path: Path) -> None:
         (reservation,) = queue.reads.reserved.reservations()
         xids, records = queue.reserved_reads(reservation)
         assert list(map(item_data, records)) == items
-        assert xids == (999, 1000, 1001, 1002, 1003, 1004)
+        assert tuple(xids) == (999, 1000, 1001, 1002, 1003, 1004)
         reads = [b"%d-%016x" % (xid, reservation.nonce) for xid in xids]
         expected = b"".join(
             b"ITEM %b %b %d %d %d %d\r\n%b\r\n"

@@ -18,7 +18,8 @@ from kestrelmq.format.records import (
     encode,
     item,
 )
-from kestrelmq.journal.reserved_reads import ReserveTerms, reserved_note
+from kestrelmq.journal.open_read import ReserveTerms
+from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines.pack import PackedQueue, pack
 from kestrelmq.spark.replay.delayed_items import delayed_items, list_with_delayed
@@ -27,6 +28,7 @@ from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.spool import by_queue, list_files
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 from tests.support.object_store import ObjectStore
+from tests.support.open_reads import reservations
 from tests.unit.spark.sinks.test_stored_commit import at
 
 Contents = tuple[dict[str, list[Loaded]], list[object]]
@@ -41,7 +43,9 @@ def contents(store: ObjectStore, path: str, scratch: Path) -> Contents:
     for files in by_queue(own):
         state = replay_noted(files, None)
         reserved = state.reserved
-        besides.append((files[0].queue, sorted(reserved.by_xid), sorted(map(str, reserved.done))))
+        besides.append(
+            (files[0].queue, sorted(reservations(state.open)), sorted(map(str, reserved.done)))
+        )
     return {queue: items for queue, items in load(scratch).items() if items}, besides
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.format.records import AddX, ConfirmRemove, RemoveTentative, encode
-from kestrelmq.journal.reserved_reads import ReserveTerms, done_note, reserved_note
+from kestrelmq.journal.open_read import ReserveTerms
+from kestrelmq.journal.reserved_reads import done_note, reserved_note
 from kestrelmq.spark.replay.read_plans import (
     ReplayedQueue,
     replay_in_order,

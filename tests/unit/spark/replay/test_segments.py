@@ -23,6 +23,7 @@ from kestrelmq.format.records import (
     Unremove,
     added_item,
     encode,
+    item_data,
 )
 from kestrelmq.format.scanning import scan
 from kestrelmq.journal.replay import Replay
@@ -40,6 +41,7 @@ from kestrelmq.spark.replay.segments import (
 from kestrelmq.spark.replay.summarising import Fate, Summariser, record_run
 from kestrelmq.spark.storage.scanning import FileView
 from tests.support.examples import examples
+from tests.support.open_reads import data_by_xid
 
 EXAMPLES = examples(600)
 NOW = 1_700_000_000_000
@@ -132,9 +134,11 @@ def in_sequence(segments: list[bytes]) -> tuple[LiveItems, int]:
         for start, stop in pairwise([*starts, end]):
             item = added_item(segment, start, stop)
             if item is not None:
-                ordinals[int(item[21:])] = len(ordinals)
-    open_reads = tuple((ordinals[int(item[21:])], xid) for xid, item in sorted(state.open.items()))
-    queue = [ordinals[int(item[21:])] for item in state.memory]
+                ordinals[int(item_data(item))] = len(ordinals)
+    open_reads = tuple(
+        (ordinals[int(data)], xid) for xid, data in sorted(data_by_xid(state.open).items())
+    )
+    queue = [ordinals[int(item_data(item))] for item in state.memory]
     first = items = len(ordinals)
     while queue and queue[-1] == first - 1:
         first = queue.pop()
