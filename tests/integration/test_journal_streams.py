@@ -214,8 +214,8 @@ def test_where_a_stream_begins(server: ServerProcess, client: Client, tmp_path: 
 
 def add_times(server: ServerProcess) -> list[int]:
     """Return the add times in the journals."""
-    rows = queries.read(journals(server.queue_path, "add_time"))
-    return sorted(row["add_time"] for row in rows if row["add_time"] is not None)
+    rows = queries.read(journals(server.queue_path, "add_ms"))
+    return sorted(row["add_ms"] for row in rows if row["add_ms"] is not None)
 
 
 def test_damage_is_what_the_mode_says(tmp_path: Path) -> None:

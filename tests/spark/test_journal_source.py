@@ -1,6 +1,7 @@
 """`kestrel.journal`, read: one row for each operation, against real Spark."""
 
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,8 @@ def test_every_operation_is_a_row(spark: SparkSession, tmp_path: Path) -> None:
     """Each kind of record has a name, and exactly the values that it carries."""
     write(tmp_path / "work", EVERY_RECORD)
 
-    rows = spark.read.format("kestrel.journal").load(str(tmp_path)).orderBy("position").collect()
+    table = spark.read.format("kestrel.journal").load(str(tmp_path)).orderBy("position")
+    rows = table.drop("add_time", "expiry").collect()
 
     assert [tuple(row)[3:] for row in rows] == [
         (0, "ADD", None, None, 1_800_000_000_000, 8, b"starling"),
@@ -269,3 +271,25 @@ def test_wrong_options_and_columns_are_refused(spark: SparkSession, tmp_path: Pa
         read_journals(spark, str(tmp_path), []).count()
     with pytest.raises(PySparkException, match="no file or directory matches"):
         spark.read.format("kestrel.journal").load(str(tmp_path / "nowhere")).collect()
+
+
+def test_times_are_timestamps_beside_what_the_journal_has(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Null for never, for no time, and for one that no timestamp can be."""
+    write(tmp_path / "q", [AddX(NOW, NOW + 5, b"1"), AddX(2**63 - 1, 0, b"2"), Remove()])
+    rows = spark.read.format("kestrel.journal").load(str(tmp_path)).orderBy("position")
+    names = ["add_time", "expiry", "add_ms", "expiry_ms"]
+    at = [datetime.fromtimestamp((NOW + ms) / 1000, UTC) for ms in (0, 5)]
+
+    assert [rows.schema[name].dataType.simpleString() for name in names] == [
+        *["timestamp"] * 2,
+        *["bigint"] * 2,
+    ]
+    found = [tuple(row) for row in rows.select(*names).collect()]
+    local = [time.astimezone().replace(tzinfo=None) for time in at]
+    assert found == [(*local, NOW, NOW + 5), (None, None, 2**63 - 1, 0), (None,) * 4]
+    with_time = f"add_time = timestamp_millis({NOW}) AND expiry > add_time"
+    assert rows.where(with_time).count() == 1
+    held = spark.read.format("kestrel.queue").load(str(tmp_path)).select("expiry").collect()
+    assert [row.expiry for row in held] == [None]

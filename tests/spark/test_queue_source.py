@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, Unremove
 from kestrelmq.spark.reading import read_queues
@@ -16,11 +17,12 @@ from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
 def contents(rows: DataFrame) -> dict[str, list[Loaded]]:
     """Return the items of each queue, in order; positions must count from 0."""
     found: dict[str, list[Loaded]] = {}
-    for row in rows.orderBy("queue", "position").collect():
+    times = {"add_time": f.unix_millis("add_time"), "expiry": f.unix_millis("expiry")}
+    for row in rows.withColumns(times).orderBy("queue", "position").collect():
         items = found.setdefault(row.queue, [])
         assert row.position == len(items)
         assert row.size == len(row.data)
-        items.append(Loaded(row.xid, row.add_time, row.expiry, bytes(row.data)))
+        items.append(Loaded(row.xid, row.add_time, row.expiry or 0, bytes(row.data)))
     return found
 
 

@@ -209,7 +209,8 @@ def test_restore_to_a_uri(
         ("a", b"2"),
     }
     told = read_queues(spark, f"{back}2", delayed=True, storage=store.options)
-    assert [(row.queue, bytes(row.data), row.due) for row in told.orderBy("data").collect()] == [
+    ordered = told.orderBy("data").withColumn("due", f.unix_millis("due"))
+    assert [(row.queue, bytes(row.data), row.due) for row in ordered.collect()] == [
         ("a", b"1", None),
         ("a", b"2", None),
         ("b", b"late", due),

@@ -63,7 +63,7 @@ _QUEUES: Final = "queues"
 JOURNALS: Final = "_journals"
 _SOURCE: Final = "source.json"
 _FOLLOWED: Final = (
-    "queue string, operation string, add_time long, expiry long, size int, data binary, "
+    "queue string, operation string, add_ms long, expiry_ms long, size int, data binary, "
     "sequence long, spool string"
 )
 
@@ -244,8 +244,8 @@ def new_items(operations: DataFrame) -> DataFrame:
     """
     is_place = (
         (f.col("size") == 0)
-        & (f.col("expiry") == 0)
-        & ((f.col("operation") == "ADD") | (f.col("add_time") == 0))
+        & (f.col("expiry_ms") == 0)
+        & ((f.col("operation") == "ADD") | (f.col("add_ms") == 0))
     )
     added = operations.where(f.col("operation").isin("ADD", "ADDX", "ADD_XID") & ~is_place)
     return added.select(
@@ -253,8 +253,8 @@ def new_items(operations: DataFrame) -> DataFrame:
         f.col("spool").alias("server"),
         f.col("sequence").alias("position"),
         f.unix_millis(f.current_timestamp()).alias("read_time"),
-        "add_time",
-        "expiry",
+        f.col("add_ms").alias("add_time"),
+        f.col("expiry_ms").alias("expiry"),
         f.lit(None).cast("int").alias("deliveries"),
         "size",
         "data",

@@ -39,8 +39,8 @@ def restore(
     Args:
         spark: the session.
         source: a table, as `replay` and `history` write it: `queue`, `data`, optionally `add_time`,
-            `expiry` and `due` (ms), and optionally the order of a queue's items: `position`
-            (replay) or `ordinal` (history).
+            `expiry` and `due` (timestamps, or ms), and optionally the order of a queue's items:
+            `position` (replay) or `ordinal` (history).
         path: the queue path, or its URI in a store; no server may run on it.
         since: restore only items added at this time or later: a datetime, text such as
             "2026-01-31T10:00" or milliseconds since the epoch; without a zone it is UTC.
@@ -126,7 +126,7 @@ def _chosen(
 
 
 def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> DataFrame:
-    """Return the rows whose time (ms) is at or after `since` and before `until`.
+    """Return the rows whose time is at or after `since` and before `until`.
 
     The time of a row is its add time. `archive` has none of items of a server that does not tell
     it; then the time at which the item was read counts.
@@ -137,7 +137,12 @@ def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> Da
     """
     if since is None and until is None:
         return rows
-    times = [f.col(name) for name in ("add_time", "read_time") if name in rows.columns]
+    kinds = dict(rows.dtypes)
+    times = [
+        f.unix_millis(name) if kinds[name].startswith("timestamp") else f.col(name)
+        for name in ("add_time", "read_time")
+        if name in kinds
+    ]
     if not times:
         raise ValueError("a time range needs a table with a column 'add_time' or 'read_time'")
     time = f.coalesce(*times)

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -19,6 +18,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from kestrelmq.errors import DamagedJournal
@@ -36,8 +36,10 @@ JOURNAL_SCHEMA: Final = StructType(
         StructField("opcode", IntegerType(), nullable=True),
         StructField("operation", StringType(), nullable=False),
         StructField("xid", IntegerType(), nullable=True),
-        StructField("add_time", LongType(), nullable=True),
-        StructField("expiry", LongType(), nullable=True),
+        StructField("add_time", TimestampType(), nullable=True),
+        StructField("expiry", TimestampType(), nullable=True),
+        StructField("add_ms", LongType(), nullable=True),
+        StructField("expiry_ms", LongType(), nullable=True),
         StructField("size", IntegerType(), nullable=True),
         StructField("data", BinaryType(), nullable=True),
     ]
@@ -122,7 +124,7 @@ class RowMaker:
             "size": min(file.size - damage.position, 2**31 - 1),
             "data": damage.reason.encode(),
         }
-        types = {field.name: field.type for field in to_arrow_schema(JOURNAL_SCHEMA)}
+        types = {field.name: field.type for field in arrow_schema(JOURNAL_SCHEMA)}
         made: dict[str, Callable[[], pa.Array]] = {
             name: partial(pa.array, [row.get(name)], types[name]) for name in columns.RECORD_COLUMNS
         }

@@ -29,6 +29,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from kestrelmq.errors import DamagedJournal
@@ -67,14 +68,14 @@ QUEUE_SCHEMA: Final = StructType(
         StructField("queue", StringType(), nullable=False),
         StructField("position", LongType(), nullable=False),
         StructField("xid", IntegerType(), nullable=True),
-        StructField("add_time", LongType(), nullable=False),
-        StructField("expiry", LongType(), nullable=False),
+        StructField("add_time", TimestampType(), nullable=True),
+        StructField("expiry", TimestampType(), nullable=True),
         StructField("size", IntegerType(), nullable=False),
         StructField("data", BinaryType(), nullable=False),
     ]
 )
-DUE_COLUMN: Final = StructType([StructField("due", LongType(), nullable=True)])
-"""When a delayed item is due (ms); null for an item in line."""
+DUE_COLUMN: Final = StructType([StructField("due", TimestampType(), nullable=True)])
+"""When a delayed item is due; null for an item in line."""
 
 
 class QueuePartition(InputPartition):
@@ -189,7 +190,7 @@ class QueueSourceReader(DataSourceReader):
             raise damage
         if self._options.mode == "permissive":
             told = str(damage).encode()
-            values = {"queue": queue, "spool": spool, "position": -1, "add_time": 0, "expiry": 0}
+            values = {"queue": queue, "spool": spool, "position": -1}
             values |= {"size": len(told), "data": told}
             yield pa.RecordBatch.from_arrays(
                 [pa.array([values.get(field.name.lower())], field.type) for field in self._schema],
@@ -241,25 +242,25 @@ def _makers(
         "position": lambda: pa.array(_positions(plan, ordinals)),
         "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
         # An ADD has no add time: as in replay, it is 0, the earliest time.
-        "add_time": lambda: columns.add_times(view, batch).fill_null(0),
-        "expiry": lambda: columns.expiries(view, batch),
+        "add_time": lambda: columns.timestamps(columns.add_times(view, batch).fill_null(0)),
+        "expiry": lambda: columns.timestamps(columns.expiries(view, batch), 0),
         "size": lambda: columns.sizes(batch),
         "data": lambda: columns.data(view, batch),
-        "due": lambda: pa.nulls(len(batch), pa.int64()),
+        "due": lambda: pa.nulls(len(batch), pa.timestamp("us", "UTC")),
     }
 
 
 def _delayed_makers(journal: DelayedJournal, items: Sequence[bytes], first: int) -> ColumnMakers:
     """Return how to make each column of delayed items, the first of which has position `first`."""
     count = len(items)
-    due = pa.array(map(item_add_time, items), pa.int64())
+    due = columns.timestamps(pa.array(map(item_add_time, items), pa.int64()))
     return {
         "queue": lambda: columns.constant(journal.queue, count),
         "spool": lambda: columns.constant(journal.spool, count),
         "position": lambda: pa.array(np.arange(first, first + count)),
         "xid": lambda: pa.nulls(count, pa.int32()),
         "add_time": lambda: due,
-        "expiry": lambda: pa.array(map(item_expiry, items), pa.int64()),
+        "expiry": lambda: columns.timestamps(pa.array(map(item_expiry, items), pa.int64()), 0),
         "size": lambda: pa.array((len(item_data(item)) for item in items), pa.int32()),
         "data": lambda: pa.array(map(item_data, items), pa.binary()),
         "due": lambda: due,

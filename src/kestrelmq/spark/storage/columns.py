@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kestrelmq.format.records import ADD, ADD_XID, ADDX, SAVE_XID, STATE_DUMP
@@ -35,6 +36,8 @@ DAMAGED: Final = "DAMAGED"
 MAX_BATCH_BYTES: Final = 64 << 20
 """Maximum bytes of journal in an Arrow batch; a longer record gets its own batch."""
 
+_LONGEST: Final = (2**63 - 1) // 1000
+"""How far from the epoch a time in ms may be, for its microseconds to fit into 64 bits."""
 _NAMES: Final = pa.array(OPERATIONS)
 _DATA_AT: Final[NDArray[np.int64]] = np.array([9, 0, 21, 0, 0, 0, 0, 25, 25, 0], dtype=np.int64)
 # An ADD has its expiry, in seconds, where an ADDX has its add time.
@@ -96,6 +99,15 @@ def expiries(view: FileView, chunk: Chunk) -> pa.Array:
     return pa.array(values, mask=~(timed | starling))
 
 
+def timestamps(times: pa.Array, never: int | None = None) -> pa.Array:
+    """Return times (ms) as Spark has them; null for `never`, and for one that Spark cannot hold."""
+    held = pc.and_(pc.greater_equal(times, -_LONGEST), pc.less_equal(times, _LONGEST))
+    if never is not None:
+        held = pc.and_(held, pc.not_equal(times, never))
+    held = pc.if_else(held, times, pa.scalar(None, pa.int64()))
+    return pc.multiply(held, 1000).cast(pa.timestamp("us", "UTC"))
+
+
 def data(view: FileView, chunk: Chunk) -> pa.Array:
     """Return items' data, null for records that add no item."""
     items = chunk.adds
@@ -148,8 +160,10 @@ RECORD_COLUMNS: Final[dict[str, Column]] = {
     "opcode": lambda _, chunk: pa.array(chunk.opcodes.astype(np.int32)),
     "operation": lambda _, chunk: operations(chunk),
     "xid": xids,
-    "add_time": add_times,
-    "expiry": expiries,
+    "add_time": lambda view, chunk: timestamps(add_times(view, chunk)),
+    "expiry": lambda view, chunk: timestamps(expiries(view, chunk), 0),
+    "add_ms": add_times,
+    "expiry_ms": expiries,
     "size": lambda _, chunk: sizes(chunk),
     "data": data,
 }
