@@ -214,7 +214,9 @@ def test_a_single_journal_file_has_no_delayed_items(spark: SparkSession, tmp_pat
     spool = delayed_spool(tmp_path)
     (spool / "jobs").write_bytes(encode(AddX(NOW, 0, b"a")))
 
-    assert read_queues(spark, str(spool / "jobs"), delayed=True).where("due IS NOT NULL").count() == 0
+    assert (
+        read_queues(spark, str(spool / "jobs"), delayed=True).where("due IS NOT NULL").count() == 0
+    )
 
 
 def fates_in(rows: DataFrame) -> list[tuple[str, int, str, int | None, bytes]]:

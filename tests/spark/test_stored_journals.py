@@ -194,6 +194,29 @@ def test_an_archive_of_journals_in_a_store(
         )
 
 
+def test_the_settings_of_the_session_reach_a_store(
+    spark: SparkSession, store: ObjectStore, tmp_path: Path
+) -> None:
+    """As Hadoop has them; storage options count before these."""
+    write(tmp_path / "jobs", adds([b"1"]))
+    place = store.copy(tmp_path, tmp_path.name).replace("s3://", "s3a://")
+    settings = {
+        "access.key": ACCESS_KEY,
+        "secret.key": SECRET_KEY,
+        "endpoint": f"http://{store.endpoint}",
+        "endpoint.region": "nowhere",
+    }
+    try:
+        for name, value in settings.items():
+            spark.conf.set(f"spark.hadoop.fs.s3a.{name}", value)
+        (checked,) = verify(spark, place, storage={"region": "us-east-1"})
+        assert read_journals(spark, place, storage={"region": "us-east-1"}).count() == 1
+    finally:
+        for name in settings:
+            spark.conf.unset(f"spark.hadoop.fs.s3a.{name}")
+    assert (checked.is_good, checked.records) == (True, 1)
+
+
 def test_secrets_are_not_shown(spark: SparkSession, store: ObjectStore, tmp_path: Path) -> None:
     """Neither in a plan, nor in an error; from a URI they go where options are."""
     write(tmp_path / "jobs", adds([b"1"]))

@@ -231,11 +231,14 @@ def history(  # noqa: PLR0913 # one for each flag
     """Write every item that the journals still contain, with its fate, to a table."""
     with spark_session(master, "history", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
-        from kestrelmq.spark.reading import read_table, write_table  # noqa: PLC0415 # as above
-        from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
+        from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
+            place_of,
+            read_table,
+            write_table,
+        )
         from kestrelmq.spark.storage.spool import check_apart  # noqa: PLC0415 # as above
 
-        journals = located(path, _by_name(storage_option))
+        journals = place_of(spark, path, _by_name(storage_option))
         check_apart(journals, output)
         items = pipelines.history(spark, journals, with_data=with_data)
         write_table(items, output, _mode(overwrite=overwrite), table_format=table_format)

@@ -32,6 +32,15 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_S3A: Final = "spark.hadoop.fs.s3a."
+_S3A_NAMES: Final = {
+    "access.key": "access_key",
+    "secret.key": "secret_key",
+    "session.token": "session_token",
+    "endpoint": "endpoint_override",
+    "endpoint.region": "region",
+}
+"""Names of Hadoop's settings of S3, and of the storage options that they are."""
 _GLOBS = "__globPaths__"
 _NULL_NAME = "__HIVE_DEFAULT_PARTITION__"
 """The directory of rows whose partition column is null; a queue may have this name."""
@@ -40,6 +49,26 @@ DEFAULT_FORMAT: Final = "parquet"
 
 WriteMode = Literal["error", "overwrite", "append"]
 """What to do if there is something where a table is to be written."""
+
+
+def place_of(
+    spark: SparkSession,
+    written: JournalPath,
+    storage: Mapping[str, str] | None = None,
+    option: str = "path",
+) -> JournalPath:
+    """Return what a path of journals means, see `storage.locations.located`.
+
+    Of S3, the session's settings `spark.hadoop.fs.s3a.*` count where no storage option does.
+    """
+    known = {}
+    if scheme_of(str(written)) in {"s3", "s3a"}:
+        settings = {ours: spark.conf.get(f"{_S3A}{name}", "") for name, ours in _S3A_NAMES.items()}
+        known = {ours: value for ours, value in settings.items() if value}
+        scheme, mark, host = known.get("endpoint_override", "").partition("://")
+        if mark:
+            known |= {"scheme": scheme, "endpoint_override": host}
+    return located(written, storage, option, known)
 
 
 def read_journals(
@@ -59,7 +88,7 @@ def read_journals(
         mode: what to do at damage: see `kestrelmq.spark.sources.journal_options`.
         storage: options of the store that the path is in, see `kestrelmq.spark.storage.locations`.
     """
-    path = located(path, storage)
+    path = place_of(spark, path, storage)
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
     reader = spark.read.format(JOURNAL_FORMAT)
     if columns is not None:
@@ -88,7 +117,7 @@ def read_queues(
         mode: what to do with a damaged queue: see `kestrelmq.spark.sources.journal_options`.
         storage: options of the store that the path is in.
     """
-    path = located(path, storage)
+    path = place_of(spark, path, storage)
     reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed)).option("mode", mode)
     if columns is not None:
         reader = reader.schema(_pick(queue_columns(delayed=delayed), columns))
@@ -157,7 +186,7 @@ def write_journals(
     Raises:
         QueuePathLocked: a server uses the queue path.
     """
-    path = located(path, storage)
+    path = place_of(rows.sparkSession, path, storage)
     # The writer checks this, too, but Spark makes it only after the tasks that sort.
     check_not_served(path)
     if "sequence" in (name.lower() for name in rows.columns):

@@ -47,12 +47,12 @@ from kestrelmq.spark.live.queue_choice import QueueChoice, literally
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.live.staging import Staging
-from kestrelmq.spark.reading import DEFAULT_FORMAT, read_table, table_path
+from kestrelmq.spark.reading import DEFAULT_FORMAT, place_of, read_table, table_path
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.locations import Location
 from kestrelmq.spark.storage.spool import check_apart
 
 STAGING: Final = "_staging"
@@ -179,7 +179,7 @@ def archive(
         ServerUnavailable: ZooKeeper cannot be reached, or, without `every`, no server.
         QueueCannotBeRead: a server does not let a queue be read; without `every`, or of a copy.
     """
-    output = located(options.output, options.storage, "output")
+    output = place_of(spark, options.output, options.storage, "output")
     choice = options.choice()
     if every is None and not is_begun(output):
         _check_readable(options, choice, needs_server=True)
@@ -211,8 +211,8 @@ def archive_journals(
         ConfigError: the options cannot be used, or `output` is another archive.
         FileNotFoundError: there are no such journals.
     """
-    path = located(options.path, options.storage)
-    output = located(options.output, options.storage, "output")
+    path = place_of(spark, options.path, options.storage)
+    output = place_of(spark, options.output, options.storage, "output")
     options = replace(options, path=path)
     choice = _choice(options.queues)
     given = {

@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kestrelmq.spark.reading import map_on, rows_on, summarise_on
+from kestrelmq.spark.reading import map_on, place_of, rows_on, summarise_on
 from kestrelmq.spark.replay import item_history
 from kestrelmq.spark.replay.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
 from kestrelmq.spark.replay.read_plans import ReplayedQueue, replay_in_parallel
@@ -38,7 +38,6 @@ from kestrelmq.spark.replay.summarising import Fate
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.spool import by_queue
 
 _KEY = ["spool", "queue", "ordinal"]
@@ -64,7 +63,7 @@ def history(
         with_data: read the items' data; otherwise `data` is null.
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
-    files, companions = list_with_delayed(located(path, storage))
+    files, companions = list_with_delayed(place_of(spark, path, storage))
     queues = [*by_queue(files), *(one.files for one in companions)]
     replayed = replay_in_parallel(queues, summarise_on(spark))
     times = iter(

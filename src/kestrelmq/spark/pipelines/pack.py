@@ -31,12 +31,12 @@ from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.spark.reading import map_on
+from kestrelmq.spark.reading import map_on, place_of
 from kestrelmq.spark.sinks.journal_commit import JournalCommit
 from kestrelmq.spark.sinks.journal_parts import JournalPart
 from kestrelmq.spark.sinks.stored_commit import files_found, upload
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.locations import Location
 from kestrelmq.spark.storage.spool import (
     SpoolFile,
     by_queue,
@@ -95,10 +95,10 @@ def pack(
         QueuePathLocked: a server uses the queue path.
         ValueError: `path` matches only some files of a queue path.
     """
-    path = located(path, storage)
+    path = place_of(spark, path, storage)
     now = (clock or SystemClock()).now()
     if isinstance(path, Location):
-        target = located(output or "", storage, "output")
+        target = place_of(spark, output or "", storage, "output")
         if not isinstance(target, Location) or files_found(target).queues:
             raise ConfigError(
                 f"option 'output': {str(target)!r} is not allowed: a queue path in a store is "

@@ -9,12 +9,12 @@ from pyspark.sql import functions as f
 from kestrelmq.spark.reading import (
     DEFAULT_FORMAT,
     WriteMode,
+    place_of,
     read_queues,
     read_table,
     write_table,
 )
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.spool import check_apart
 
 
@@ -64,7 +64,7 @@ def replay(
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
-    path = located(path, storage)
+    path = place_of(spark, path, storage)
     check_apart(path, output)
     contents = read_queues(spark, path, delayed=True)
     write_table(contents, output, mode, "queue", table_format=table_format)

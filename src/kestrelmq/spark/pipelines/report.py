@@ -26,9 +26,9 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
-from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, read_table, write_table
+from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, place_of, read_table, write_table
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location, located
+from kestrelmq.spark.storage.locations import Location
 from kestrelmq.spark.storage.spool import check_apart
 
 _PERCENTILES = (50, 95, 99)
@@ -67,7 +67,8 @@ def report(
     Raises:
         ConfigError: `output` is not apart from the journals.
     """
-    path, target = located(path, storage), located(output, storage, "output")
+    path = place_of(spark, path, storage)
+    target = place_of(spark, output, storage, "output")
     check_apart(path, target)
     hours_table, queues_table = f"{output}/hours", f"{output}/queues"
     items = history(spark, path).drop("data").persist()

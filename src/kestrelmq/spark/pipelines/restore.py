@@ -9,11 +9,10 @@ from pyspark.sql import functions as f
 
 from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
 from kestrelmq.spark.live.source import KESTREL_FORMAT
-from kestrelmq.spark.reading import DEFAULT_FORMAT, counted, read_table, write_journals
+from kestrelmq.spark.reading import DEFAULT_FORMAT, counted, place_of, read_table, write_journals
 from kestrelmq.spark.sinks.journal import check_not_served
 from kestrelmq.spark.sources.queue import QUEUE_SCHEMA
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import located
 from kestrelmq.units import parse_time
 
 Time = datetime | int | str
@@ -56,7 +55,7 @@ def restore(
         ValueError: the table has items, but no data; or a time cannot be read.
         QueuePathLocked: a server uses the queue path.
     """
-    path = located(path, storage)
+    path = place_of(spark, path, storage)
     check_not_served(path)
     rows, order = _chosen(spark, source, table_format, since, until)
     kept = [f.col(name) for name in _KEPT if name in rows.columns]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.spark.reading import map_on
+from kestrelmq.spark.reading import map_on, place_of
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.opening import open_view
 from kestrelmq.spark.storage.spool import SpoolFile, list_files
 
@@ -56,7 +55,7 @@ def verify(
         The results in replay order; the journal of a queue's delayed items is that of another
         queue, as in `journal verify`.
     """
-    return map_on(spark, check, list_files(located(path, storage), delayed=True))
+    return map_on(spark, check, list_files(place_of(spark, path, storage), delayed=True))
 
 
 def check(file: SpoolFile) -> FileCheck:

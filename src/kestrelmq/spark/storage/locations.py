@@ -370,7 +370,10 @@ def in_parallel(work: Callable[[T], object], things: Sequence[T]) -> None:
 
 
 def located(
-    written: "str | Location", options: Mapping[str, str] | None = None, option: str = "path"
+    written: "str | Location",
+    options: Mapping[str, str] | None = None,
+    option: str = "path",
+    known: Mapping[str, str] | None = None,
 ) -> str | Location:
     """Return what a path means: a path of the file system, or a location in a store.
 
@@ -378,6 +381,7 @@ def located(
         written: a path, a `file:` URL, or a URI of a store; a location stays as it is.
         options: storage options by name, in any case; a path of the file system needs none.
         option: the name of the option, for error messages.
+        known: storage options that count where neither the URI nor `options` have them.
 
     Raises:
         ConfigError: it is a URI of something else, or an option is unknown or not allowed.
@@ -396,7 +400,7 @@ def located(
             f"option '{option}': {_without_credentials(written)!r} is not allowed: it must be a "
             f"path, or a URI that begins with file:, {'://, '.join(sorted(_SCHEMES))}://"
         )
-    return _remote(written, scheme, given, option)
+    return _remote(written, scheme, given, option, known or {})
 
 
 def local_path(written: str, option: str = "path") -> str:
@@ -446,7 +450,9 @@ def public_value(name: str, value: str) -> str | None:
     return value if scheme_of(value) is None else _without_credentials(value)
 
 
-def _remote(written: str, scheme: str, given: Mapping[str, str], option: str) -> Location:
+def _remote(
+    written: str, scheme: str, given: Mapping[str, str], option: str, known: Mapping[str, str]
+) -> Location:
     try:
         parts = urlsplit(written)
         _ = parts.port  # a key with a slash looks like a port that is no number
@@ -461,7 +467,7 @@ def _remote(written: str, scheme: str, given: Mapping[str, str], option: str) ->
             f"option '{option}': {_without_credentials(written)!r} is not allowed: it must be a "
             f"URI such as {scheme}://NAME/DIRECTORY?OPTION=VALUE; write # as %23 and ? as %3F"
         )
-    chosen = {**_of_authority(parts, scheme), **query, **given}
+    chosen = {**known, **_of_authority(parts, scheme), **query, **given}
     _check(chosen, _SCHEMES[scheme])
     path = unquote(parts.path).strip("/")
     if _SCHEMES[scheme] is _AZURE:

@@ -3,6 +3,7 @@
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -98,7 +99,7 @@ def run_pack(
     store: ObjectStore, path: str, output: str | None, dialect: Dialect = "documented"
 ) -> list[PackedQueue]:
     """Pack without Spark."""
-    session = cast(SparkSession, None)
+    session = cast(SparkSession, SimpleNamespace(conf={}))
     return pack(session, path, output, dialect=dialect, storage=store.options)
 
 
