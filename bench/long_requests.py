@@ -406,12 +406,6 @@ def _managed_large(request: bytes, key: bytes = b"q") -> Callable[[Server], Call
     return prepare
 
 
-def _journal_on(server: Server) -> Callable[[], object]:
-    client = server.client()
-    client.ask(b"declare q journal=no\r\n")
-    return _managed_large(b"declare q journal=yes\r\n")(server)
-
-
 def _large_behind(protocol: str, request: bytes) -> Callable[[Server], Callable[[], object]]:
     """Read a large item behind another one, which memory has no room for."""
 
@@ -624,8 +618,6 @@ REQUESTS: Final[dict[str, Callable[[Server], Callable[[], object]]]] = {
     "copy of 100 MiB": _managed_large(b"copy q other\r\n"),
     "redrive of 100 MiB": _managed_large(b"redrive dead failing\r\n", b"dead"),
     "move of 100 MiB, alias of 3": _managed_large(b"move q three\r\n"),
-    "journal off with 100 MiB": _managed_large(b"declare q journal=no\r\n"),
-    "journal on with 100 MiB": _journal_on,
     "get of 100 MiB behind": _large_behind("memcache", b"get behind\r\n"),
     "peek of 100 MiB behind": _large_behind("memcache", b"get behind/peek\r\n"),
     "reserve of 100 MiB behind": _large_behind("memcache", b"reserve behind 1 lease=60000\r\n"),

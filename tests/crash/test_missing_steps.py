@@ -50,7 +50,8 @@ UNSEEN = {
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
     "disk/directories.py write_file: directory.remove(name)": TEMPORARY,
-    "journal/writer.py FileJournal.discard_file: self.directory.remove(name)": TEMPORARY,
+    "journal/writer.py FileJournal._append_to_new_file: self.directory.remove(name)": TEMPORARY,
+    "journal/writer.py FileJournal.rotate: self.directory.remove(temporary)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
         "only after a sync that failed; tests/unit/upkeep/test_rotation.py"
@@ -76,7 +77,6 @@ UNSEEN_IN = {
 ENDED = "only the second rename makes another file the last one, and it comes after both"
 UNSEEN_SWAPS = {
     (f"{SHARED} < _sync_rest", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
-    (f"{SHARED} < write_ahead", "FileJournal.rotate: self.directory.rename(old, rotated)"): ENDED,
     ("sync_file(files.queue)", "rename(files.queue, rotated_name(files.queue, stamp))"): ENDED,
     ("sync_file(existing.files[-1])", "rename(queue, rotated_name(queue, timestamp))"): ENDED,
     ("rename(queue_files.queue, rotated)", "_rotate: directory.sync()"): FOLLOWER,

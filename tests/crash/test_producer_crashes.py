@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
-from kestrelmq.format.records import item, item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
@@ -104,15 +104,13 @@ class Scenario:
             self.commit()
 
     def add_large(self) -> None:
-        """Add an item that is written ahead."""
+        """Add an item that is written in a round."""
         self.numbers[b"p"] += 1
         mark = PutMark(b"p", self.numbers[b"p"])
-        record = item(self.clock.now(), 0, b"p:%d" % mark.sequence)
-        file = self.queue.new_file_name()
-        self.queue.write_ahead(file, record, lambda: None, self.queue.mark_note(mark))
         self.queue.open_read()
         self.commit()
-        assert self.queue.accept_written_ahead(record, file, mark=mark)
+        assert self.queue.add_once(b"p:%d" % mark.sequence, mark)
+        self.queue.changes.is_large = True
         self.commit()
 
     def take(self) -> None:

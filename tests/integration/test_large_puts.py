@@ -12,7 +12,7 @@ from thriftpy2.thrift import TApplicationException, TClient
 
 from kestrelmq.client import Client
 from kestrelmq.protocol import thrift
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from tests.support.limits import largest_file
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
@@ -29,8 +29,8 @@ CONFIG: Final = """
 [queues.small]
 max_items = 2
 """
-LARGE: Final = b"x" * (WRITE_AHEAD_SIZE + 77)
-ALMOST: Final = b"y" * (WRITE_AHEAD_SIZE * 3 // 4)
+LARGE: Final = b"x" * (LARGE_ITEM + 77)
+ALMOST: Final = b"y" * (LARGE_ITEM * 3 // 4)
 """As large as an item may be that the loop writes itself."""
 
 
@@ -156,10 +156,10 @@ def test_a_queue_that_is_full_ends_a_put(server: ServerProcess, puts: Puts) -> N
 
 def test_a_disk_that_is_full(server: ServerProcess, puts: Puts) -> None:
     """No item of the put is stored, whichever could not be written; then the queue goes on."""
-    with largest_file(WRITE_AHEAD_SIZE // 2, server.process.pid):
+    with largest_file(LARGE_ITEM // 2, server.process.pid):
         assert "File too large" in str(puts.put("jobs", LARGE))
         assert "File too large" in str(puts.put("jobs", b"2", LARGE, b"4"))
-    with largest_file(WRITE_AHEAD_SIZE + len(ALMOST) // 2, server.process.pid):
+    with largest_file(LARGE_ITEM + len(ALMOST) // 2, server.process.pid):
         assert "File too large" in str(puts.put("jobs", b"2", ALMOST, ALMOST, LARGE))
     assert puts.put("jobs", b"last") == 1
     assert contents(server, "jobs") == [b"first", b"last"]

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.format.records import item, item_data, item_deliveries
+from kestrelmq.format.records import item_data, item_deliveries
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.upkeep import upkeep
@@ -57,7 +57,6 @@ class QueueMachine(QueuesMachine):
         self.reads: dict[int, Entry] = {}
         self.known: dict[bytes, Entry] = {}
         self.history: list[State] = [()]
-        self.begun: deque[tuple[Entry, bytes, str]] = deque()
 
     @initialize(
         memory=st.sampled_from([40, 150, 10_000]),
@@ -149,39 +148,24 @@ class QueueMachine(QueuesMachine):
             self.waiting = deque(before)
 
     @rule(size=st.sampled_from([0, 30, 80]))
-    def begin_large(self, size: int) -> None:
-        """Write an item that is to be added later."""
+    def add_large(self, size: int) -> None:
+        """Add an item that is written in a round, as if it were large."""
         self.number += 1
         entry = Entry(b"%d:" % self.number + b"x" * size, 0)
-        record = item(self.clock.now(), 0, entry.data)
-        file = self.queue.new_file_name()
-        try:
-            self.queue.write_ahead(file, record, lambda: None)
-        except OSError:
-            assert self.may_fail
-            return
-        self.begun.append((entry, record, file))
-
-    @precondition(lambda self: bool(self.begun))
-    @rule()
-    def add_large(self) -> None:
-        """Add an item that was written."""
-        entry, record, file = self.begun.popleft()
-        try:
-            assert self.queue.accept_written_ahead(record, file)
-        except (QueueUnavailable, JournalError):
-            assert self.may_fail
-            self.queue.discard_file(file)
-            if self.commit() and len(self.queue) < len(self.waiting):
-                self.sweep()
-                self.done()
-            return
-        if not self.commit():
-            return
         self.known[entry.data] = entry
-        self.sweep()
-        self.waiting.append(entry)
-        self.done()
+        try:
+            assert self.queue.add(entry.data)
+        except QueueUnavailable:
+            assert self.may_fail
+            self.commit()
+            return
+        self.queue.changes.is_large = True
+        if self.commit():
+            self.sweep()
+            self.waiting.append(entry)
+            self.done()
+        else:
+            assert self.may_fail
 
     @rule(count=st.integers(1, 6))
     def remove(self, count: int) -> None:
@@ -277,7 +261,6 @@ class QueueMachine(QueuesMachine):
         self.commit()
         self.waiting.clear()
         self.reads.clear()
-        self.begun.clear()
         self.history = [()]
 
     @precondition(lambda self: not self.broken)
@@ -355,7 +338,6 @@ class QueueMachine(QueuesMachine):
     def restart(self) -> None:
         """Stop the server cleanly and start it again."""
         self.start_again()
-        self.begun.clear()
         self.give_back_all()
         self.history = [self.state()]
 
@@ -364,7 +346,6 @@ class QueueMachine(QueuesMachine):
         """Crash, lose what may be lost, and come up with a state that may be."""
         expected = self.history[-1:] if loss is CrashLoss.KILLED else self.history
         self.start_again(loss)
-        self.begun.clear()
         found = self.everything()
         assert found in expected, (loss, found, expected)
         self.reads.clear()

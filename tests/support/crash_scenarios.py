@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import item
-from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
@@ -129,16 +127,33 @@ class Run:
         self.waiting.append(data)
         self.commit()
 
-    def add_written_ahead(self) -> None:
-        """Add an item that is written before."""
+    def add_in_round(self) -> None:
+        """Add an item that is to be written in a round, as if it were large; begin that."""
         data = b"%d large" % self.added
         self.added += 1
-        record = item(self.clock.now(), 0, data)
-        file = self.queue.new_file_name()
-        self.queue.write_ahead(file, record, lambda: None)
+        self.queue.add(data)
+        self.queue.changes.is_large = True
         self.waiting.append(data)
         self.note()
-        self.queue.accept_written_ahead(record, file)
+        assert not self.collection.commits.commit()
+        assert self.queue.is_writing
+
+    def add_behind(self) -> None:
+        """Add an item, and remove the head, while a round is under way."""
+        data = b"%d behind" % self.added
+        self.added += 1
+        self.queue.add(data)
+        self.waiting.append(data)
+        self.note()
+        self.queue.remove()
+        self.waiting.popleft()
+        self.note()
+        assert not self.collection.commits.commit()
+
+    def end_round(self, worker: HeldWorker) -> None:
+        """Let `worker` write, and then what was behind be written."""
+        assert worker.step()
+        assert not self.queue.is_writing
         self.write()
 
     def remove(self) -> None:
@@ -183,19 +198,6 @@ class Run:
         self.delayed.sort(key=lambda one: one[0])
         self.commit()
 
-    def delay_written_ahead(self, seconds: int) -> None:
-        """Add an item that is written before, and due so many seconds from now."""
-        data = b"%d large and late" % self.added
-        self.added += 1
-        due = self.clock.now() + 1000 * seconds
-        large = WrittenAhead(self.queue, due, 0, is_delayed=True)
-        large.write(data, lambda: None)
-        self.delayed.append((due, data))
-        self.delayed.sort(key=lambda one: one[0])
-        self.note()
-        assert large.add()
-        self.write()
-
     def pass_time(self, seconds: int) -> None:
         """Let time pass, and the items join that are due."""
         self.clock.advance(seconds)
@@ -204,17 +206,6 @@ class Run:
         self.delayed = [one for one in self.delayed if one[0] > now]
         self.note()
         self.collection.check_deadlines()
-        self.write()
-
-    def join_written_ahead(self, seconds: int) -> None:
-        """Let time pass, and the only item join that is due: it is written before, as if large."""
-        self.clock.advance(seconds)
-        self.waiting.append(self.delayed.pop(0)[1])
-        self.note()
-        queue, delayed = self.queue, self.queue._delayed
-        assert delayed is not None
-        ((xid, record),) = delayed.take_due(self.clock.now(), self.clock.monotonic())
-        queue._write_joining(delayed, xid, record)
         self.write()
 
     def flush(self) -> None:
@@ -336,23 +327,6 @@ def delayed_beside_a_worker(run: Run) -> None:
     run.pass_time(5)
 
 
-def delayed_written_ahead(run: Run) -> None:
-    """Has delayed items that are written before they are added, among others."""
-    run.add()
-    for number in range(4):
-        run.delay_written_ahead(3 + number % 2)
-        run.delay(2)
-        run.delay_written_ahead(1)
-        if number == 1:
-            run.sync()
-        run.pass_time(1)
-        run.remove()
-    run.restart()
-    run.pass_time(5)
-    run.delay_written_ahead(1)
-    run.delete()
-
-
 def empty_again(run: Run) -> None:
     """Goes empty time and again, with reads open, until the journal begins anew."""
     run.add()
@@ -407,41 +381,28 @@ def read_behind(run: Run) -> None:
         run.remove()
 
 
-def written_ahead(run: Run) -> None:
-    """Has items written before they are added, in memory and behind, among others."""
+def in_rounds(run: Run) -> None:
+    """Has items written in rounds, in memory and behind, and others behind those."""
+    worker = HeldWorker()
+    run.collection.commits.writer = worker
     for number in range(8):
         run.add()
-        run.add_written_ahead()
+        run.add_in_round()
+        if number % 2:
+            run.add_behind()
+        run.end_round(worker)
         if number == 4:
             run.sync()
     held = run.open_read()
     for number in range(10):
         run.remove()
         if number % 3 == 0:
-            run.add_written_ahead()
+            run.add_in_round()
+            run.end_round(worker)
     run.unremove(held)
     run.sync()
     while run.waiting:
         run.remove()
-
-
-def joined_written_ahead(run: Run) -> None:
-    """Has delayed items that are written before they join, among others, and is rewritten."""
-    for _ in range(2):
-        for number in range(4):
-            run.delay(number + 1)
-            run.add()
-        for number in range(4):
-            run.join_written_ahead(1)
-            run.add(15)
-            if number % 2:
-                run.sync()
-            run.open_read()
-            run.pass_time(0)
-        run.restart()
-        while len(run.waiting) > 1:
-            run.remove()
-        run.pass_time(2)
 
 
 def deleted(run: Run) -> None:
@@ -549,16 +510,6 @@ TINY = QueueConfig(
     min_journal_compact_delay=0,
 )
 SCENARIOS = {
-    "delayed, written ahead": (
-        delayed_written_ahead,
-        TINY.model_copy(update={"max_memory_size": 10_000}),
-        50_000,
-    ),
-    "delayed, joined ahead": (
-        joined_written_ahead,
-        TINY.model_copy(update={"max_memory_size": 10_000}),
-        50_000,
-    ),
     "empty again": (empty_again, TINY, 50_000),
     "delayed": (delayed, TINY.model_copy(update={"max_memory_size": 10_000}), 50_000),
     "delayed, rewritten from files": (
@@ -583,7 +534,7 @@ SCENARIOS = {
         TINY.model_copy(update={"max_journal_size": 900, "max_memory_size": 150}),
         50_000,
     ),
-    "written ahead": (written_ahead, TINY, 50_000),
+    "in rounds": (in_rounds, TINY, 50_000),
     "deleted": (deleted, TINY, 50_000),
     "deleted beside a worker": (deleted_beside_a_worker, TINY, 50_000),
     "behind beside a worker": (

@@ -1,8 +1,9 @@
 """The common part of `CrashingDirectory` and `RecordingDirectory`: a real directory on disk."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from kestrelmq.clock import Pause
 from kestrelmq.disk.directories import DiskDirectory, DiskFile
 from kestrelmq.disk.opening import FoundFile, ReadFile
 
@@ -26,6 +27,14 @@ class RealFile:
     def is_torn(self) -> bool:
         """Whether nothing can be appended any more, because a failed write had to be cut off."""
         return self.file.is_torn
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data` at the end."""
+        raise NotImplementedError
+
+    def append_all(self, records: Sequence[bytes], pause: Pause) -> None:  # noqa: ARG002
+        """Do what `append` does with all of these."""
+        self.append(b"".join(records))
 
     def cut_failed_write(self) -> None:
         """Make sure that the file ends after the last append that succeeded."""

@@ -21,7 +21,7 @@ from kestrelmq.admin.models import Imported
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, Item, item_times, record_of
 from kestrelmq.queue.queue import Queue
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.threads import in_thread
@@ -33,7 +33,7 @@ _SENT_AT_ONCE: Final = 256 << 10
 """Bytes of lines that are made and sent at once."""
 _AT_ONCE: Final = 200
 """Items that are added before others are served."""
-_BYTES_AT_ONCE: Final = WRITE_AHEAD_SIZE - 1
+_BYTES_AT_ONCE: Final = LARGE_ITEM - 1
 """Bytes of data that are added before others are served."""
 _SLICE: Final = 0.00025
 """Seconds that a thread works between two pauses."""

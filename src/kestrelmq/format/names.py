@@ -28,8 +28,7 @@ _PACKED: Final = ".pack"
 NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
-AHEAD: Final = "ahead"
-_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+(~~delayed)?)~~(next|pack|delete|ahead)-[0-9]+")
+_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+(~~delayed)?)~~(next|pack|delete)-[0-9]+")
 # Accept any number that fits in a file name: the one after the newest must also be accepted.
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")
 

@@ -8,13 +8,13 @@ file without a current one, an empty temporary, or a pack beside the files that 
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Final, Literal
 
-from kestrelmq.clock import Clock, Pause, no_pause
+from kestrelmq.clock import Clock, Pause
 from kestrelmq.deferred_logs import get_logger
-from kestrelmq.disk.directories import AppendFile, Directory, UnnamedFiles
+from kestrelmq.disk.directories import AppendFile, Directory, UnnamedFiles, write_file
 from kestrelmq.disk.opening import FoundFile
 from kestrelmq.format.names import (
     DELETE,
@@ -31,8 +31,6 @@ from kestrelmq.journal.reader import JournalReader
 Dialect = Literal["documented", "kestrel-2"]
 
 _PROBE: Final = 4096
-_PIECE: Final = 128 << 10
-"""Bytes that are written in a small fraction of a millisecond."""
 _LARGE: Final = 1 << 20
 """Bytes from which on a file takes noticeable time to free."""
 _SUSPECT: Final = "an earlier sync failed; the journal is being rewritten"
@@ -46,6 +44,7 @@ class NoJournal:
     __slots__ = ()
     size = 0
     is_torn = False
+    is_writing = False
     rewrites = 0
     rotations = 0
     syncs = 0
@@ -100,8 +99,8 @@ class FileJournal:
             oldest, were written to one file that replaced them.
         rotations: how often a new current file was begun.
         syncs: how often the journal was forced to disk.
-        rotated_ahead: bytes in the rotated files that were followed by a file that `write_ahead`
-            made, since the last `end_file`.
+        is_writing: whether `append_all` is running; then nothing else is done to the current file,
+            but to sync it.
     """
 
     __slots__ = (
@@ -114,6 +113,7 @@ class FileJournal:
         "_names_changed",
         "_names_synced",
         "_synced",
+        "_writes_at",
         "after",
         "directory",
         "follower",
@@ -123,7 +123,6 @@ class FileJournal:
         "kept_for",
         "queue",
         "rewrites",
-        "rotated_ahead",
         "rotations",
         "size",
         "sizes",
@@ -161,7 +160,8 @@ class FileJournal:
         self.size = sum(rotated.values())
         self.is_torn = self.suspect = False
         self.rewrites = self.rotations = self.syncs = 0
-        self.rotated_ahead = 0
+        # Bytes in the current file when `append_all` began; None if it is not running.
+        self._writes_at: int | None = None
         self.follower: JournalFollower = _NOBODY
         self.directory = directory
         self._current: AppendFile | None = None
@@ -224,6 +224,36 @@ class FileJournal:
             raise
         self.size += len(data)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether `append_all` is running."""
+        return self._writes_at is not None
+
+    def begin_append_all(self) -> None:
+        """Prepare for `append_all`, and let `current_size` stay as it is until `end_append_all`.
+
+        The current file must not be torn. Raises OSError; then `append_all` does so, too.
+        """
+        self._writes_at = 0
+        self._writes_at = self._opened().size
+
+    def append_all(self, records: Sequence[bytes], pause: Pause) -> None:
+        """Do what `append` does with all of these; from any thread.
+
+        `pause` is called after each short piece.
+        """
+        current = self._current
+        if current is None:
+            raise OSError("the journal is closed")
+        current.append_all(records, pause)
+
+    def end_append_all(self, size: int) -> None:
+        """Take note of the end of `append_all`, which has written `size` bytes, or 0: it failed."""
+        self._writes_at = None
+        self.size += size
+        if self._current is not None:
+            self.is_torn = self._current.is_torn
+
     def _append_to_new_file(self, records: bytes) -> None:
         """Write whole records, all or none, to a new current file. Raises OSError.
 
@@ -231,12 +261,13 @@ class FileJournal:
         leaves the files as they were, and attempts on a full disk do not each leave a file.
         """
         name = temporary_name(self.queue, NEXT, self._clock.now())
-        self.write_ahead(name, records, no_pause)
+        write_file(self.directory, name, (records,))
         old, end = self._name, self.current_size
         try:
             rotated = self.rotate(name)
         except OSError:
-            self.discard_file(name)
+            with contextlib.suppress(OSError):
+                self.directory.remove(name)
             raise
         log.info(
             "queue %s continues in a new file: the end of %s was cut off",
@@ -249,6 +280,8 @@ class FileJournal:
     @property
     def current_size(self) -> int:
         """Bytes in the current file."""
+        if self._writes_at is not None:
+            return self._writes_at
         return self._current.size if self._current is not None else 0
 
     def reader(self, file: str, position: int) -> JournalReader:
@@ -332,47 +365,10 @@ class FileJournal:
         Raises:
             OSError: as `rotate`.
         """
-        self.rotated_ahead = 0
         last = next(reversed(self.sizes), None)
         if last is None or self.current_size or is_pack(last):
             return self.rotate(cures=cures)
         return last
-
-    def write_ahead(self, name: str, record: bytes, pause: Pause, note: bytes = b"") -> None:
-        """Write `record` to a new file that is not part of the journal yet; from any thread.
-
-        The new file is synced, and so is the current one, so that `rotate` has little left to sync.
-
-        Args:
-            name: a temporary name for the file; pass it to `rotate` or `discard_file`.
-            record: what the file begins with.
-            pause: called after each short piece.
-            note: what comes before it.
-
-        Raises:
-            OSError: it failed; the new file is removed.
-        """
-        try:
-            file = self.directory.create(name)
-            try:
-                if note:
-                    file.append(note)
-                for start in range(0, len(record), _PIECE):
-                    file.append(record[start : start + _PIECE])
-                    pause()
-                file.sync()
-            finally:
-                file.close()
-            self.sync_current()
-        except OSError:
-            self.discard_file(name)
-            raise
-        self.directory.crash_point("write ahead: record written")
-
-    def discard_file(self, name: str) -> None:
-        """Remove a file that `write_ahead` made, unless it was removed or used already."""
-        with contextlib.suppress(OSError):
-            self.directory.remove(name)
 
     def rotate(self, next_file: str | None = None, *, cures: bool = False) -> str:
         """Begin a new current file; return the new name of the one that was current until now.
@@ -382,8 +378,8 @@ class FileJournal:
         order.
 
         Args:
-            next_file: a file that `write_ahead` made. It becomes the current one, and its record
-                comes after all others.
+            next_file: a file that is written and synced. It becomes the current one, and its
+                records come after all others.
             cures: whether all rotated files are about to be replaced. Only then may a `suspect`
                 journal be rotated: what the failed sync should have covered may be missing after
                 a power loss, and records in a later file would then stand behind a gap.
@@ -411,7 +407,8 @@ class FileJournal:
             self.directory.rename(temporary, self.queue)
         except OSError:
             new.close()
-            self.discard_file(temporary)
+            with contextlib.suppress(OSError):
+                self.directory.remove(temporary)
             raise
         new.renamed(self.queue)
         self.directory.crash_point("rotate: new file named")
@@ -419,9 +416,7 @@ class FileJournal:
             self._names_changed += 1
             self.sizes[rotated] = current.size
             self._current = new
-            self._synced = new.size  # that is what `write_ahead` wrote
-            if next_file is not None:
-                self.rotated_ahead += current.size
+            self._synced = new.size  # of a `next_file`
             self.size += new.size
         current.close()
         self._name = self.queue

@@ -1,8 +1,9 @@
 """`AsyncPersistentQueue`: a durable queue for the tasks of one event loop.
 
-Journal writes are short and happen on the event loop. If an fsync is needed, it happens in a
-thread and serves all tasks that wait for one (see `SyncScheduler`). Journals are rewritten and
-packed in another thread. Both threads start when they are first needed and end with `close`.
+Short writes of the journal happen on the event loop. Large items are written in a thread, and so is
+what is forced to disk; both in rounds, which serve all tasks that wait for them (see `Round`).
+Journals are rewritten and packed in another thread. Both threads start when they are first needed
+and end with `close`.
 
 An exception that is no refusal, such as a Ctrl-C, may leave the queue half changed. From then on
 all operations raise QueueUnavailable, until it is set up again (see `GroupCommit.apply`). A task is
@@ -34,7 +35,14 @@ from kestrelmq.library.operations import AsyncHeldItem, QueueOperations, alone
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.queues.browsing import Look
-from kestrelmq.scheduling.durability import Committable, GroupCommit, nothing, sync_now
+from kestrelmq.scheduling.durability import (
+    Committable,
+    GroupCommit,
+    Round,
+    failures_of,
+    nothing,
+    sync_now,
+)
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 
 # ruff: noqa: ASYNC109 # a time-out of a wait is an answer here, not an error
@@ -47,12 +55,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingSync:
-    """What waits for a round of fsyncs.
+class _PendingRounds:
+    """What waits for rounds.
 
     Attributes:
-        on_disk: done when the round has ended; has a JournalError if it failed.
-        served: items for waiting tasks, which get them when the round has ended.
+        on_disk: done when the rounds are over; has a JournalError if one failed.
+        served: items for waiting tasks, which get them then.
     """
 
     on_disk: asyncio.Future[None]
@@ -88,7 +96,7 @@ class AsyncPersistentQueue(QueueOperations):
         self._waiting: set[_ServedFuture] = set()
         self._syncs = self._commits.syncs
         self._sync_worker: Worker = InlineWorker()
-        self._pending_syncs: dict[int, _PendingSync] = {}
+        self._pending: dict[frozenset[Round], _PendingRounds] = {}
         self._periodic: asyncio.Task[None] | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._upkeep_timer: asyncio.TimerHandle | None = None
@@ -104,7 +112,8 @@ class AsyncPersistentQueue(QueueOperations):
         call = _call_in(self._loop, partial(self._report, commits))
         commits.worker = ThreadWorker(call)
         self._syncs = commits.syncs
-        self._sync_worker = ThreadWorker(call, "fsync", in_background=False)
+        self._sync_worker = commits.writer = ThreadWorker(call, "fsync", in_background=False)
+        commits.on_written = self._go_on
         queue, self._lock = open_queue(self._name, self._path, self._config, self._clock, commits)
         try:
             self._schedule_check(queue)
@@ -145,6 +154,8 @@ class AsyncPersistentQueue(QueueOperations):
 
     async def _shut(self, queue: Queue) -> None:
         try:
+            if self._commits.fault is None:
+                self._commits.finish_writing()
             if self._config.sync_journal is None:
                 return
             if self._commits.fault is not None:
@@ -326,8 +337,8 @@ class AsyncPersistentQueue(QueueOperations):
             failures = self._commits.commit()
             found = (failures.get(one) for one in written(queue)) if failures else ()
             failure = next((one for one in found if one is not None), None)
-            if unsynced := self._syncs.take_unsynced():
-                syncing = self._sync(unsynced)
+            if rounds := self._commits.take_rounds():
+                syncing = self._wait_for(frozenset(rounds.values()))
             else:
                 _deliver(self._take_served(), failures.get(queue))
             self._schedule_upkeep(queue)
@@ -355,8 +366,8 @@ class AsyncPersistentQueue(QueueOperations):
         self._served = []
         failure = QueueUnavailable(f"a change of queue {self._name} was left half-way")
         waiting: list[asyncio.Future[Any]] = []
-        while self._pending_syncs:
-            _, pending = self._pending_syncs.popitem()
+        while self._pending:
+            _, pending = self._pending.popitem()
             _deliver(pending.served, None)
             waiting.append(pending.on_disk)
         for future in (*waiting, *self._waiting):
@@ -372,19 +383,21 @@ class AsyncPersistentQueue(QueueOperations):
         return served
 
     def _sync(self, queues: set[Committable]) -> asyncio.Future[None]:
-        """Request a sync of the queue, or of its companion, or both.
-
-        Return a future that is done when the sync has ended.
-
-        The future has a JournalError if the sync failed. A round begins only after the tasks that
-        are ready have run, because they may have something to sync, too.
-        """
+        """Request a sync of the queue, or of its companion, or both; as `_wait_for`."""
         covering = self._syncs.request(queues)
         assert covering is not None  # noqa: S101 # it covers the queues
+        return self._wait_for(frozenset((covering,)))
+
+    def _wait_for(self, rounds: frozenset[Round]) -> asyncio.Future[None]:
+        """Return a future that is done when rounds are over.
+
+        It has a JournalError if one failed. A round of syncs begins only after the tasks that are
+        ready have run, because they may have something to sync, too.
+        """
         loop = asyncio.get_running_loop()
-        pending = self._pending_syncs.get(covering.number)
+        pending = self._pending.get(rounds)
         if pending is None:
-            pending = self._pending_syncs[covering.number] = _PendingSync(loop.create_future(), [])
+            pending = self._pending[rounds] = _PendingRounds(loop.create_future(), [])
             loop.call_soon(self._report, self._commits, self._begin_round)
         pending.served.extend(self._take_served())
         return pending.on_disk
@@ -395,13 +408,22 @@ class AsyncPersistentQueue(QueueOperations):
             self._sync_worker.run(begun.run, self._end_round)
 
     def _end_round(self, error: BaseException | None) -> None:
-        ended = self._syncs.end(error)
-        failure = next(iter(ended.failures.values()), None)
-        pending = self._pending_syncs.pop(ended.number, None)
-        if pending is not None:
-            _deliver(pending.served, None)  # if they are not synced: nobody else would get them
+        self._syncs.end(error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell those whose rounds are over, and begin the next round of syncs."""
+        failed = False
+        for rounds, pending in list(self._pending.items()):
+            if not all(one.is_over for one in rounds):
+                continue
+            del self._pending[rounds]
+            failure = next(iter(failures_of(rounds).values()), None)
+            failed |= failure is not None
+            # If they are not synced, they get them: nobody else would.
+            _deliver(pending.served, None if isinstance(failure, NotSynced) else failure)
             _resolve(pending.on_disk, None, failure)
-        if failure is not None and self._opened is not None:
+        if failed and self._opened is not None:
             self._schedule_upkeep(self._opened)  # the journal has to be rewritten
         self._begin_round()
 

@@ -139,22 +139,18 @@ class HeadDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemAdded:
-    """An item with a note before it was added; `size` is its bytes of data."""
-
-    size: int
+class ItemNoted:
+    """A note says more of the item that is added next."""
 
 
 @dataclass(slots=True, init=False)
-class MarkedItemAdded:
-    """An item of a producer was added; `before` is the producer's last mark before that."""
+class ProducerMarked:
+    """A note says that a producer adds the next item; `before` is its last mark before that."""
 
-    size: int
     producer: bytes
     before: LastMark | None
 
-    def __init__(self, size: int, producer: bytes, before: LastMark | None) -> None:
-        self.size = size
+    def __init__(self, producer: bytes, before: LastMark | None) -> None:
         self.producer = producer
         self.before = before
 
@@ -171,8 +167,8 @@ Change = (
     | TagDone
     | EpochRetired
     | HeadDropped
-    | ItemAdded
-    | MarkedItemAdded
+    | ItemNoted
+    | ProducerMarked
 )
 
 
@@ -334,15 +330,20 @@ class Changes:
     """The changes that are not in the journal yet.
 
     Attributes:
-        pending: their records, in order.
-        undo: entries that undo the changes other than adds, in order.
+        pending: their records, in order, without those of `sent`.
+        sent: the records that the writer is writing; those of `pending` are written after them.
+        is_large: whether any of `pending` has a large item, so that writing it takes long.
+        undo: entries that undo the changes of `pending` other than adds, in order.
         prelude: records to write before the next commit's; they are kept if that fails.
         places: the places of the items if they are tracked, in read-behind; otherwise None.
     """
 
     def __init__(self, prelude: bytes) -> None:
         self.pending: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.is_large = False
         self.undo: list[Change] = []
+        self._sent_undo: list[Change] = []
         self.prelude = prelude
         self.places: PlaceTracker | None = None
         # Header of the item that was read last, and when it was read.
@@ -350,9 +351,14 @@ class Changes:
         self._last_taken_at = 0
 
     @property
+    def are_written(self) -> bool:
+        """Whether there are no changes that are not in the journal yet."""
+        return not (self.pending or self.sent)
+
+    @property
     def size(self) -> int:
         """Bytes of the records that will be written."""
-        return sum(map(len, self.pending)) + len(self.prelude)
+        return sum(map(len, (*self.sent, *self.pending))) + len(self.prelude)
 
     @property
     def last_wait(self) -> int:
@@ -364,15 +370,30 @@ class Changes:
         """Forget the changes: they are in the journal."""
         undo = self.undo
         if undo:
-            self._note_taken(clock)
-            if self.places is not None:
-                self.places.apply_changes(undo)
+            self._have_written(undo, clock)
             undo.clear()
         self.pending.clear()
 
-    def _note_taken(self, clock: Clock) -> None:
+    def send(self) -> list[bytes]:
+        """Return the records that the writer is to write: `sent` from now on."""
+        self.sent, self.pending = self.pending, []
+        self._sent_undo, self.undo = self.undo, []
+        self.is_large = False
+        return self.sent
+
+    def sent_written(self, clock: Clock) -> None:
+        """Forget the changes that were `sent`: they are in the journal."""
+        undo, self._sent_undo, self.sent = self._sent_undo, [], []
+        self._have_written(undo, clock)
+
+    def _have_written(self, undo: Sequence[Change], clock: Clock) -> None:
+        self._note_taken(undo, clock)
+        if self.places is not None:
+            self.places.apply_changes(undo)
+
+    def _note_taken(self, changes: Sequence[Change], clock: Clock) -> None:
         """Remember the last item that a reader took, if a reader took one."""
-        for change in reversed(self.undo):
+        for change in reversed(changes):
             if isinstance(change, bytes | NotedItem):
                 item: Item = change
             elif isinstance(change, ReadsOpened) and change.by_reader:
@@ -385,7 +406,11 @@ class Changes:
 
     def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
         """Undo all changes, newest first. Reads that nobody has then are overdue at once."""
-        pending, undo = self.pending, self.undo
+        pending, undo = self.pending, self.undo = (
+            self.sent + self.pending,
+            self._sent_undo + self.undo,
+        )
+        self.sent, self._sent_undo = [], []
         reopened: list[OpenRead] = []
         while pending:
             record = pending.pop()
@@ -396,6 +421,7 @@ class Changes:
             _take_back(change, backlog, reads)
             reopened += _left_open(change)
         undo.clear()
+        self.is_large = False
         for read in reopened:
             if not read.is_over and read.state in {HELD, RETRYING}:
                 reads.set_deadline(read, 0)
@@ -404,6 +430,8 @@ class Changes:
         """Forget the changes: there is no journal to write them to."""
         self.pending.clear()
         self.undo.clear()
+        self.sent, self._sent_undo = [], []
+        self.is_large = False
 
 
 def _left_open(change: Change) -> Sequence[OpenRead]:
@@ -451,10 +479,9 @@ def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
 
 def _take_back_other(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
-        case ItemAdded(size):
-            backlog.drop_last(size)
-        case MarkedItemAdded(size, producer, last):
-            backlog.drop_last(size)
+        case ItemNoted():
+            pass  # it goes with the item
+        case ProducerMarked(producer, last):
             backlog.producers.restore(producer, last)
         case TermsChanged(reservation, before):
             reads.reservations.set_terms(reservation, before)

@@ -35,7 +35,7 @@ from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.writer import FileJournal, NoJournal
 from kestrelmq.queue.reads import OpenReads
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Worker
+from kestrelmq.scheduling.worker import LARGE_ITEM, Worker
 
 SLICE_ITEMS: Final = 200
 """Most items that join, or are confirmed, at once: this takes two or three milliseconds."""
@@ -87,8 +87,9 @@ class Companion(Protocol):
     def hold(self, record: bytes, mark: PutMark | None = None) -> int:
         """Add an item as an open read that no reader has; return its xid."""
 
-    def hold_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> int:
-        """Do the same for an item that is in `file` already. Raises JournalError."""
+    @property
+    def is_writing(self) -> bool:
+        """Whether the writer has to write, before anything else is written."""
 
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm such reads, and write that. Raises JournalError: they are still open."""
@@ -103,7 +104,7 @@ class DelayedItems(Generic[AnyCompanion]):
     Attributes:
         companion: the queue that has them as open reads.
         joined: the items that are joined or safe, by xid.
-        is_writing: whether the item that was taken is being written; no other one joins meanwhile.
+        is_joining: whether the items that were taken are being written; no others join meanwhile.
     """
 
     def __init__(self, companion: AnyCompanion, joined: Iterable[int]) -> None:
@@ -128,7 +129,7 @@ class DelayedItems(Generic[AnyCompanion]):
         # Entries of the heap whose items are just joining.
         self._taken: list[int] = []
         self._safe: deque[int] = deque()
-        self._is_syncing = self.is_writing = False
+        self._is_syncing = self.is_joining = False
         self._sync_at = self._join_at = 0.0
 
     def __len__(self) -> int:
@@ -173,7 +174,7 @@ class DelayedItems(Generic[AnyCompanion]):
             at: the same in monotonic seconds.
         """
         steps = []
-        due = None if self.is_writing else self._next_due
+        due = None if self.is_joining else self._next_due
         if due is not None:
             wait = max(0.0, (due - now) / 1000)
             steps.append(max(self._join_at, at + wait))
@@ -186,11 +187,6 @@ class DelayedItems(Generic[AnyCompanion]):
     def add(self, record: bytes, mark: PutMark | None = None) -> None:
         """Hold an item, whose add time is when it is due; `mark` is that of its producer."""
         xid = self.companion.hold(record, mark)
-        heapq.heappush(self._due, _entry(item_add_time(record), xid))
-
-    def add_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> None:
-        """Do what `add` does, for a record that was written to `file`. Raises JournalError."""
-        xid = self.companion.hold_written_ahead(record, file, mark)
         heapq.heappush(self._due, _entry(item_add_time(record), xid))
 
     def dropping(self, worker: Worker) -> Generator[None, None, int]:
@@ -207,6 +203,8 @@ class DelayedItems(Generic[AnyCompanion]):
         try:
             for page in there.drain():
                 for at in range(0, len(page), _DROPPED_AT_ONCE):
+                    while self.companion.is_writing:
+                        yield
                     if self.companion.is_closed:
                         return dropped
                     some = [
@@ -247,7 +245,7 @@ class DelayedItems(Generic[AnyCompanion]):
     # --- joining ---
 
     def take_due(self, now: int, at: float) -> list[tuple[int, bytes]]:
-        """Take some of the items that are due, in order, with their xids; a large one alone.
+        """Take some of the items that are due, in order, with their xids.
 
         Call `have_joined` or `put_back` afterwards.
 
@@ -256,17 +254,15 @@ class DelayedItems(Generic[AnyCompanion]):
             at: the same in monotonic seconds.
         """
         taken: list[tuple[int, bytes]] = []
-        if at < self._join_at or self.is_writing:
+        if at < self._join_at or self.is_joining:
             return taken
         size = 0
-        while len(taken) < SLICE_ITEMS and size < WRITE_AHEAD_SIZE:
+        while len(taken) < SLICE_ITEMS and size < LARGE_ITEM:
             due = self._next_due
             if due is None or due > now:
                 break
             xid = _xid(self._due[0])
             record = self._held[xid].record
-            if taken and _size(record) >= WRITE_AHEAD_SIZE:
-                break
             self._taken.append(heapq.heappop(self._due))
             taken.append((xid, record))
             size += _size(record)

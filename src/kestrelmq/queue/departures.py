@@ -3,8 +3,9 @@
     small   added to the other queue and written there; then it is removed here
     synced  an expired item of a queue that syncs each change: set aside; many are added to the
             other queue, and synced there at once; then they are removed here
-    large   set aside, and written ahead for the other queue, while others are served; then it is
-            added there, and removed here
+    large   set aside, while a thread copies it; then it is added to the other queue, and removed
+            here when the round that writes it there has ended
+    behind  an item that is added while the other queue is in such a round: likewise
 
 If the other queue cannot take it now, a dead letter stays where it was. An expired item is set
 aside, so that it holds nobody up, and is tried again with every sweep. An item that is set aside is
@@ -12,6 +13,7 @@ an open read that no reader has: after a restart it is given back, and moves onc
 leaves an item here, there, or in both queues, but never in neither.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
@@ -19,15 +21,23 @@ from typing import Final, Protocol
 from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
-from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.notes import DeadLetter
-from kestrelmq.format.records import ADDX_HEADER, Item, item_deliveries, record_of
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    Item,
+    item,
+    item_deliveries,
+    item_in_pieces,
+    noted,
+    record_of,
+)
 from kestrelmq.journal.open_read import ASIDE, LEAVING, OpenRead
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import LOG_INTERVAL
-from kestrelmq.scheduling.durability import GroupCommit
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.durability import Committable, GroupCommit, SyncRound
+from kestrelmq.scheduling.worker import LARGE_ITEM
 
 MIN_ASIDE_LIMIT: Final = 1 << 20
 """Bytes of memory that items set aside may take, however small `max_memory_size` is."""
@@ -45,46 +55,31 @@ _UNWRITABLE: Final = "its own queue cannot be written"
 log = get_logger(__name__)
 
 
-class LargeMove(Protocol):
-    """A large item that moves to another queue; `LargePut` is one."""
-
-    def has_room(self, size: int) -> bool:
-        """Whether an item of `size` bytes would be accepted now."""
-
-    def write(self, data: bytes | memoryview, pause: Pause) -> None:
-        """Write the item ahead; from any thread. Raises OSError."""
-
-    def move(self, size: int, *, durable: bool) -> bool:
-        """Do what `MoveTo` does, with the item that was written."""
-
-    def discard(self) -> None:
-        """Remove what was written and not moved."""
-
-
 class MoveTo(Protocol):
-    """Adds an item's data to the queue of that name, and writes it there."""
+    """Adds an item to the queue of that name, and writes it there."""
 
-    def __call__(
-        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
-    ) -> bool:
+    def __call__(self, name: str, one: Item, *, durable: bool) -> bool:
         """Return False or raise a KestrelError if it cannot be added now.
+
+        It may still have to be written when this returns: see `being_written`.
 
         Args:
             name: the queue that gets the item.
-            data: the item.
-            deliveries: how often it was handed out.
-            letter: its packed `DeadLetter`, if it is one.
-            durable: whether it must be on disk when this returns.
+            one: the item.
+            durable: whether it must be on disk when this returns, unless it is being written.
         """
+
+    def has_room(self, name: str, size: int) -> bool:
+        """Whether an item of `size` bytes would be accepted now. Raises KestrelError: no item."""
+
+    def being_written(self, name: str) -> Sequence[Committable]:
+        """Return the queues that have what was added to `name`, if a round has to write it."""
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added to the queue of that name; return a failure."""
 
-    def prepare(self, name: str, size: int, deliveries: int, letter: bytes) -> LargeMove | None:
-        """Prepare to do so with a large item, of `size` bytes.
-
-        Return None or raise a KestrelError if it cannot be added now.
-        """
+    def syncing(self, name: str) -> SyncRound:
+        """Return the round that does so; it is to be run, and ended."""
 
 
 class Origin(Protocol):
@@ -168,7 +163,7 @@ class Departures:
         self._commits = commits
         self._clock = clock
         self._log_throttle = Throttle(clock, LOG_INTERVAL)
-        # From when on (monotonic seconds) large items may be written, because one could not be.
+        # From when on (monotonic seconds) large items may leave, because one could not.
         self._leave_at = 0.0
 
     # --- dead letters ---
@@ -189,14 +184,17 @@ class Departures:
             return False
         departure = Departure(target, deliveries, why, counted=counted)
         if self._is_large(read.record):
-            large = self._prepare_to_bury(origin, len(read.record), departure)
-            if large is None:
+            if not self._can_bury(origin, departure, read.record):
                 return False
-            self._write(origin, origin.take_over(read, counted=counted), departure, large)
+            self._begin(origin, origin.take_over(read, counted=counted), departure)
             return True
         if not self._bury_now(origin, read.record, departure):
             return False
-        origin.confirm(read.xid)
+        if self._is_being_written(target):
+            self._wait(origin, origin.take_over(read, counted=counted), departure)
+        else:
+            origin.confirm(read.xid)
+            _have_buried(origin, departure, read.record)
         return True
 
     def has_dead_head(self, origin: Origin) -> bool:
@@ -221,12 +219,15 @@ class Departures:
         record = record_of(item)
         departure = Departure(target, item_deliveries(item), "the server was stopped")
         if self._is_large(record):
-            large = self._prepare_to_bury(origin, len(record), departure)
-            if large is not None:
-                self._write(origin, origin.put_aside(item), departure, large)
+            if self._can_bury(origin, departure, record):
+                self._begin(origin, origin.put_aside(item), departure)
                 return True
         elif self._bury_now(origin, record, departure):
-            origin.drop_taken(item)
+            if self._is_being_written(target):
+                self._wait(origin, origin.put_aside(item), departure)
+            else:
+                origin.drop_taken(item)
+                _have_buried(origin, departure, record)
             return True
         origin.backlog.put_back(item)
         return False
@@ -234,26 +235,17 @@ class Departures:
     def _bury_now(self, origin: Origin, record: bytes, departure: Departure) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""
         durable = departure.must_be_durable(origin.config)
-        problem = self._move(origin, departure, record, durable=durable)
-        if problem is None:
-            _have_buried(origin, departure, record)
-        else:
+        problem = self._copy_and_move(origin, departure, record, durable=durable)
+        if problem is not None:
             self._log_stays(origin, departure, problem)
         return problem is None
 
-    def _prepare_to_bury(
-        self, origin: Origin, length: int, departure: Departure
-    ) -> LargeMove | None:
-        """Prepare to move a large item, of `length` bytes of record; return None if it stays."""
-        size = length - ADDX_HEADER
-        try:
-            large = self._prepare(origin, departure, size)
-            if not large.has_room(size):
-                raise QueueUnavailable(_REFUSED)
-        except KestrelError as error:
-            self._log_stays(origin, departure, str(error))
-            return None
-        return large
+    def _can_bury(self, origin: Origin, departure: Departure, record: bytes) -> bool:
+        """Whether a large item can move to the dead-letter queue now; otherwise it stays."""
+        problem = self._large_problem(origin, departure, record)
+        if problem is not None:
+            self._log_stays(origin, departure, problem)
+        return problem is None
 
     def _log_stays(self, origin: Origin, departure: Departure, problem: str) -> None:
         self._log_now_and_then(
@@ -277,8 +269,11 @@ class Departures:
             backlog.put_back(item)
             raise
         if has_gone:
-            origin.drop_taken(item)
-            origin.expired_items += 1
+            if target is not None and self._is_being_written(target):
+                self._wait(origin, origin.put_aside(item), Departure(target))
+            else:
+                origin.drop_taken(item)
+                origin.expired_items += 1
             return True
         aside, most = origin.reads, backlog.max_memory_bytes // (1 if is_large else 4)
         if aside.aside and aside.aside_bytes + len(record) > max(MIN_ASIDE_LIMIT, most):
@@ -311,8 +306,15 @@ class Departures:
                 refused += 1
                 if refused == _MAX_REFUSALS:
                     break
-        if moved and not self._are_durable(origin, target):
-            return
+        if target is not None and moved and self._is_being_written(target):
+            for read in moved:
+                self._wait(origin, read, Departure(target))
+        elif not moved or self._are_durable(origin, target):
+            self._remove_moved(origin, moved)
+
+    def _remove_moved(self, origin: Origin, moved: Sequence[OpenRead]) -> None:
+        """Remove items that were set aside and are in their new queue."""
+        reads = origin.reads
         for read in moved:
             origin.confirm(read.xid)
         try:
@@ -328,7 +330,7 @@ class Departures:
         target = origin.config.expire_to_queue
         if target is None or self._move_to is None:
             return True
-        problem = self._move(origin, Departure(target), record, durable=False)
+        problem = self._copy_and_move(origin, Departure(target), record, durable=False)
         if problem is not None:
             self._log_set_aside(origin, target, problem)
         return problem is None
@@ -346,12 +348,11 @@ class Departures:
     def _begin_expiring(self, origin: Origin, read: OpenRead, target: str) -> None:
         """Begin to move a large item that is set aside because it expired."""
         departure = Departure(target)
-        try:
-            large = self._prepare(origin, departure, len(read.record) - ADDX_HEADER)
-        except KestrelError as error:
-            self._log_set_aside(origin, target, str(error))
-            return
-        self._write(origin, read, departure, large)
+        problem = self._large_problem(origin, departure, read.record)
+        if problem is not None:
+            self._log_set_aside(origin, target, problem)
+        else:
+            self._begin(origin, read, departure)
 
     def _log_set_aside(self, origin: Origin, target: str, problem: str) -> None:
         self._log_now_and_then(
@@ -360,20 +361,27 @@ class Departures:
             "with every sweep",
         )
 
-    # --- small items ---
+    # --- adding to the other queue ---
 
-    def _move(
+    def _copy_and_move(
         self, origin: Origin, departure: Departure, record: bytes, *, durable: bool
     ) -> str | None:
-        """Add an item to another queue; return why that cannot be done now."""
+        """Add a small item to another queue; return why that cannot be done now."""
+        plain = item(self._clock.now(), 0, record[ADDX_HEADER:])
+        return self._move(origin, departure, plain, durable=durable)
+
+    def _move(
+        self, origin: Origin, departure: Departure, plain: bytes, *, durable: bool
+    ) -> str | None:
+        """Add an item, by its record there, to another queue; return why that cannot be done."""
         if self._move_to is None:
             return "there is no other queue"
         if origin.failure is not None:
             return _UNWRITABLE
         self.is_moving = True
         try:
-            data, letter = record[ADDX_HEADER:], self._letter(origin, departure)
-            if self._move_to(departure.target, data, departure.deliveries, letter, durable=durable):
+            own = noted(plain, departure.deliveries, self._letter(origin, departure))
+            if self._move_to(departure.target, own, durable=durable):
                 return None
         except KestrelError as error:
             return str(error)
@@ -387,61 +395,99 @@ class Departures:
             return b""
         return DeadLetter(origin.name, self._clock.now(), departure.why).packed()
 
-    # --- large items ---
+    def _is_being_written(self, target: str) -> bool:
+        """Whether what was added to `target` just now is not written there yet."""
+        return self._move_to is not None and len(self._move_to.being_written(target)) > 0
+
+    # --- items that are set aside until they are written there ---
 
     def _is_large(self, record: bytes) -> bool:
-        """Whether an item is written ahead for the queue that it moves to."""
-        return len(record) >= WRITE_AHEAD_SIZE + ADDX_HEADER and self._move_to is not None
+        """Whether a thread copies an item."""
+        return len(record) >= LARGE_ITEM and self._move_to is not None
 
-    def _prepare(self, origin: Origin, departure: Departure, size: int) -> LargeMove:
-        """Prepare to move a large item. Raises KestrelError: it cannot move now."""
+    def _large_problem(self, origin: Origin, departure: Departure, record: bytes) -> str | None:
+        """Return why a large item cannot move now."""
         assert self._move_to is not None  # noqa: S101 # see `_is_large`
         if origin.failure is not None:
-            raise JournalError(_UNWRITABLE)
+            return _UNWRITABLE
         if self._clock.monotonic() < self._leave_at:
-            raise QueueUnavailable("another one could not be written a moment ago")
-        letter = self._letter(origin, departure)
-        large = self._move_to.prepare(departure.target, size, departure.deliveries, letter)
-        if large is None:
-            raise QueueUnavailable(_REFUSED)
-        return large
+            return "another one could not be written a moment ago"
+        try:
+            has_room = self._move_to.has_room(departure.target, len(record) - ADDX_HEADER)
+        except KestrelError as error:
+            return str(error)
+        return None if has_room else _REFUSED
 
-    def _write(
-        self, origin: Origin, read: OpenRead, departure: Departure, large: LargeMove
-    ) -> None:
-        """Have the writer write a large item that is set aside for its new queue; then move it."""
+    def _begin(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+        """Have the writer copy a large item that is set aside; then move it."""
         read.state = LEAVING
+        copies: list[bytes] = []
 
-        def write(pause: Pause) -> None:
-            large.write(memoryview(read.record)[ADDX_HEADER:], pause)
+        def copy(pause: Pause) -> None:
+            data = memoryview(read.record)[ADDX_HEADER:]
+            copies.append(item_in_pieces(self._clock.now(), 0, data, pause))
 
-        def written(error: BaseException | None) -> None:
-            try:
-                self._written(origin, read, departure, large, error)
-                if read.state == LEAVING:
-                    read.state = ASIDE
-            finally:
-                large.discard()
+        def copied(error: BaseException | None) -> None:
+            problem = None if error is None else str(error)
+            if problem is None and self._is_leaving(origin, read):
+                problem = self._move_copy(origin, departure, copies.pop())
+            if problem is None:
+                self._wait(origin, read, departure)
+            else:
+                self._have_moved(origin, read, departure, problem)
 
-        self._commits.writer.run(write, written)
+        self._commits.writer.run(copy, copied)
 
-    def _written(
-        self,
-        origin: Origin,
-        read: OpenRead,
-        departure: Departure,
-        large: LargeMove,
-        error: BaseException | None,
+    def _move_copy(self, origin: Origin, departure: Departure, plain: bytes) -> str | None:
+        try:
+            origin.write_now()  # before the target has it, it must be certain that it leaves
+        except JournalError as error:
+            return str(error)
+        return self._move(origin, departure, plain, durable=False)
+
+    def _wait(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+        """Remove an item that is set aside and was moved, as soon as it is written there."""
+        assert self._move_to is not None  # noqa: S101 # it has moved it
+        if read.state == ASIDE:
+            read.state = LEAVING
+
+        def written(failure: JournalError | None) -> None:
+            if failure is None and departure.must_be_durable(origin.config):
+                self._sync(origin, read, departure)
+            else:
+                problem = None if failure is None else str(failure)
+                self._have_moved(origin, read, departure, problem)
+
+        self._commits.after_writing(self._move_to.being_written(departure.target), written)
+
+    def _sync(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+        """Have the writer sync the other queue; then remove the item."""
+        assert self._move_to is not None  # noqa: S101 # it has moved it
+        sync = self._move_to.syncing(departure.target)
+
+        def synced(error: BaseException | None) -> None:
+            sync.end(error)
+            failures = [str(failure) for failure in sync.failures.values()]
+            self._have_moved(origin, read, departure, failures[0] if failures else None)
+
+        self._commits.writer.run(sync.run, synced)
+
+    def _is_leaving(self, origin: Origin, read: OpenRead) -> bool:
+        """Whether an item still leaves: its change was not taken back, and its read not ended."""
+        return not origin.is_closed and read.state == LEAVING and not read.is_over
+
+    def _have_moved(
+        self, origin: Origin, read: OpenRead, departure: Departure, problem: str | None
     ) -> None:
-        """Move a large item that was written for its new queue; `error` is why it was not."""
+        """Remove an item that is set aside and is in its new queue; `problem` is why it is not."""
         reads = origin.reads
         if origin.is_closed or read.state != LEAVING:
             return  # its change was taken back
         if read.is_over:
             reads.forget_aside(read)  # whoever had read it has confirmed it
-            return
-        problem = self._move_written(origin, read.record, departure, large, error)
-        if problem is None:
+        elif problem is not None:
+            self._has_not_moved(origin, read, departure, problem)
+        else:
             origin.confirm(read.xid)
             reads.forget_aside(read)
             if departure.is_dead:
@@ -449,37 +495,20 @@ class Departures:
             else:
                 origin.expired_items += 1
             origin.serve_waiting()
-            return
+        if read.state == LEAVING:
+            read.state = ASIDE
+
+    def _has_not_moved(
+        self, origin: Origin, read: OpenRead, departure: Departure, problem: str
+    ) -> None:
         self._leave_at = self._clock.monotonic() + _RETRY
         if not departure.is_dead:
             self._log_set_aside(origin, departure.target, problem)
             return
         self._log_stays(origin, departure, problem)
-        if read.state == LEAVING:  # its change was not taken back just now
-            reads.forget_aside(read)
-            origin.retry(read, counted=departure.counted)
-            origin.serve_waiting()
-
-    def _move_written(
-        self,
-        origin: Origin,
-        record: bytes,
-        departure: Departure,
-        large: LargeMove,
-        error: BaseException | None,
-    ) -> str | None:
-        """Move a large item that was written; return why that cannot be done now."""
-        if error is not None:
-            return str(error)
-        size, durable = len(record) - ADDX_HEADER, departure.must_be_durable(origin.config)
-        self.is_moving = True
-        try:
-            origin.write_now()  # before the target has it, it must be certain that it leaves
-            return None if large.move(size, durable=durable) else _REFUSED
-        except KestrelError as failure:
-            return str(failure)
-        finally:
-            self.is_moving = False
+        origin.reads.forget_aside(read)
+        origin.retry(read, counted=departure.counted)
+        origin.serve_waiting()
 
     def _log_now_and_then(self, origin: Origin, problem: str) -> None:
         """Log a problem, unless one was logged a short time ago."""

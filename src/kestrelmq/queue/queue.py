@@ -18,7 +18,6 @@ import contextlib
 import errno
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from itertools import chain, islice
 from math import inf
 from typing import Final, Protocol
@@ -29,8 +28,8 @@ from kestrelmq.config.values import MAX_DURATION
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.describing import describe_records
-from kestrelmq.format.names import AHEAD, delayed_name, temporary_name
-from kestrelmq.format.notes import ItemNote, counted, joining, joining_note, uncounted_unremove
+from kestrelmq.format.names import delayed_name
+from kestrelmq.format.notes import item_note, joining_note, uncounted_unremove
 from kestrelmq.format.records import (
     ADDX,
     ADDX_HEADER,
@@ -77,9 +76,9 @@ from kestrelmq.queue.changes import (
     Changes,
     EpochRetired,
     HeadDropped,
-    ItemAdded,
-    MarkedItemAdded,
+    ItemNoted,
     NoDeliveries,
+    ProducerMarked,
     ReadGivenBack,
     ReadReplaced,
     ReadsConfirmed,
@@ -96,7 +95,7 @@ from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import RefusalReason, Refusals
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import Committable, GroupCommit
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Worker, run_to_end
+from kestrelmq.scheduling.worker import LARGE_ITEM, Worker, run_to_end
 from kestrelmq.tags import parse_tag
 from kestrelmq.upkeep.upkeep import Upkeep
 
@@ -104,6 +103,8 @@ _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""
 _GIVE_BACK_RETRY: Final = 1.0
 """Seconds after a failure until overdue reads are given back again."""
+_BUSY_RETRY: Final = 0.01
+"""Seconds until deadlines are looked at again because the journal is being written."""
 _TIME_IS_UP: Final = "its time is up"
 _GIVEN_BACK_AT_ONCE: Final = 500
 """Most reads that are given back when an epoch is retired, before others are served."""
@@ -166,10 +167,6 @@ def _xids_of(reads: Sequence[OpenRead]) -> Sequence[int]:
         if reads[place].xid != first + place:
             return tuple([read.xid for read in reads])
     return range(first, first + count)
-
-
-def _mark_note(mark: PutMark, added: int, record: bytes, last_xid: int) -> bytes:
-    return marked(record, mark, added, last_xid)
 
 
 class Queue(Committable):
@@ -277,6 +274,8 @@ class Queue(Committable):
         # Whether it was closed; whether nothing may be added or taken, as far as `tick` knows: see
         # `_is_suspect`.
         self._closed = self._was_suspect = False
+        # The records that the writer writes.
+        self._sent: list[bytes] = []
         # Whether items at the head may have been delivered `max_deliveries` times: those whose
         # reads were open when the server stopped. And how many items were behind those.
         self._may_have_dead_head = bool(given_back) and config.max_deliveries is not None
@@ -569,6 +568,7 @@ class Queue(Committable):
             or expiry
             or self.children
             or self._commits.is_disk_short
+            or size >= LARGE_ITEM
             or (behind is None and backlog.memory_bytes + size > backlog.memory_limit)
         ):
             return self.add_record(item(self._clock.now(), expiry, data), expiry)
@@ -598,10 +598,10 @@ class Queue(Committable):
             self._header = pack_header(ADDX, size + TIMES_SIZE, now, 0)
         return self._header
 
-    def add_alone(self, data: bytes, expiry: int = 0) -> bool:
-        """Do what `add` does, but not for the children."""
+    def add_alone(self, record: bytes, expiry: int = 0) -> bool:
+        """Do what `add_record` does, but not for the children."""
         self.check_writes()
-        return self.accept(item(self._clock.now(), expiry, data), expiry)
+        return self.accept(record, expiry)
 
     def add_record(self, one: Item, expiry: int = 0) -> bool:
         """Do what `add` does, for an item that is already a record (see `records.item`)."""
@@ -668,7 +668,7 @@ class Queue(Committable):
             record = admitted
         if isinstance(one, NotedItem):
             one = noted(record, one.deliveries, one.letter)
-            self._append_noted(one, size, counted(one, self.reads.last_xid))
+            self._append_noted(one, size, item_note(one, self.reads.last_xid))
         else:
             self._append(record, size)
             self._collect(record)
@@ -676,11 +676,13 @@ class Queue(Committable):
             self.serve_waiting()
         return True
 
-    def _append_noted(self, one: Item, size: int, records: bytes) -> None:
-        """Append an item that is written as `records`, with a note before it."""
+    def _append_noted(self, one: Item, size: int, note: bytes) -> None:
+        """Append an item that is written with a note before it, unless that is empty."""
         self._append(one, size)
-        self._collect(records)
-        self.changes.undo.append(ItemAdded(size))
+        if note:
+            self._collect(note)
+            self.changes.undo.append(ItemNoted())
+        self._collect(record_of(one))
 
     def _append(self, one: Item, size: int) -> None:
         """Append an item to the backlog; its record is not collected yet."""
@@ -718,7 +720,8 @@ class Queue(Committable):
             added = item_add_time(record)
             expiry = self.limited_expiry(added, item_expiry(record))
             if expiry != item_expiry(record):
-                record = item(added, expiry, record[ADDX_HEADER:])
+                header = pack_header(ADDX, size + TIMES_SIZE, added, expiry)
+                record = b"".join((header, memoryview(record)[ADDX_HEADER:]))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
         return record
@@ -796,6 +799,14 @@ class Queue(Committable):
             return self.add_once(data, mark, expiry, due=due)
         return self.add_delayed(data, due, expiry) if due else self.add(data, expiry)
 
+    def put_record(self, record: bytes, due: int, mark: PutMark | None) -> bool:
+        """Do what `put` does, for a record; if the item is `due`, that is its add time."""
+        if mark is not None:
+            return self.add_record_once(record, mark, is_delayed=due > 0)
+        if due:
+            return self.add_record_delayed(record)
+        return self.add_record(record, item_expiry(record))
+
     # --- items of producers ---
 
     def add_once(self, data: bytes, mark: PutMark, expiry: int = 0, *, due: int = 0) -> bool:
@@ -840,22 +851,12 @@ class Queue(Committable):
             is_delayed=is_delayed,
         )
 
-    def accept_once(
-        self, record: bytes, mark: PutMark, *, is_delayed: bool, file: str | None = None
-    ) -> bool:
-        """Do what `add_record_once` does, for this queue only; `file` as for `accept_delayed`."""
+    def accept_once(self, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
+        """Do what `add_record_once` does, for this queue only."""
         last = self.last_number(mark.producer)
-        return self._accept_after(last, record, mark, is_delayed=is_delayed, file=file)
+        return self._accept_after(last, record, mark, is_delayed=is_delayed)
 
-    def _accept_after(
-        self,
-        last: int,
-        record: bytes,
-        mark: PutMark,
-        *,
-        is_delayed: bool,
-        file: str | None = None,
-    ) -> bool:
+    def _accept_after(self, last: int, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
         """Do what `accept_once` does; `last` is the number of the producer's last item."""
         if self._limits.fanout_only:
             return True
@@ -865,7 +866,7 @@ class Queue(Committable):
         if last < 0 and self.backlog.producers.is_full:
             return False
         if is_delayed:
-            return self.accept_delayed(record, mark, file)
+            return self.accept_delayed(record, mark)
         if self._needs_checks or record[13:21] != NO_EXPIRY:
             admitted = self._admit(record, len(record) - ADDX_HEADER)
             if admitted is None:
@@ -875,12 +876,6 @@ class Queue(Committable):
         if self.waiters:
             self.serve_waiting()
         return True
-
-    def is_next(self, mark: PutMark) -> bool:
-        """Whether an item with this mark is to be stored, unless the queue is full."""
-        last = self.last_number(mark.producer)
-        is_full = last < 0 and self.backlog.producers.is_full
-        return mark.sequence > last >= mark.after and not is_full
 
     def last_number(self, producer: bytes) -> int:
         """Return the number of the producer's last item, delayed or not; -1 if it is unknown."""
@@ -905,9 +900,10 @@ class Queue(Committable):
         self._append(record, size)
         producers = self.backlog.producers
         added = producers.now() // 1000
-        self._collect(marked(record, mark, added, self.reads.last_xid) + record)
+        self._collect(marked(record, mark, added, self.reads.last_xid))
         before = producers.set(mark, added)
-        self.changes.undo.append(MarkedItemAdded(size, mark.producer, before))
+        self.changes.undo.append(ProducerMarked(mark.producer, before))
+        self._collect(record)
 
     # --- delayed items ---
 
@@ -928,17 +924,17 @@ class Queue(Committable):
         Raises:
             QueueUnavailable: the queue was closed, or cannot hold delayed items.
         """
-        record = item(due, expiry, data)
+        return self.add_record_delayed(item(due, expiry, data))
+
+    def add_record_delayed(self, record: bytes) -> bool:
+        """Do what `add_delayed` does, for a record whose add time is when the item is due."""
         self.check_writes()
         return self.accept_in_all(lambda queue: queue.accept_delayed(record), is_delayed=True)
 
-    def accept_delayed(
-        self, record: bytes, mark: PutMark | None = None, file: str | None = None
-    ) -> bool:
+    def accept_delayed(self, record: bytes, mark: PutMark | None = None) -> bool:
         """Do what `add_delayed` does, for this queue only.
 
         The add time of `record` is when it is due; `mark` is that of its producer, if it has one.
-        The queue that `writes_ahead` may have written it to `file`.
         """
         if self._limits.fanout_only:
             return True
@@ -950,12 +946,6 @@ class Queue(Committable):
         if not delayed.has_room(size, self.config.max_memory_size):
             self.refusals.count("memory")
             return False
-        if file is not None:
-            if admitted is record and delayed.companion.takes_file(record, mark):
-                delayed.add_written_ahead(record, file, mark)
-                self._commits.watch_deadlines(self)
-                return True
-            self.discard_file(file)
         delayed.add(admitted, mark)
         self._commits.watch_deadlines(self)
         return True
@@ -1027,23 +1017,6 @@ class Queue(Committable):
             self._collect(record)
         return self._open(self.backlog.take(), by_reader=False).xid
 
-    def hold_written_ahead(self, record: bytes, file: str, mark: PutMark | None = None) -> int:
-        """Do what `hold` does, for a record that `write_ahead` wrote to `file`.
-
-        Raises:
-            JournalError: the journal could not be written; the item was not added.
-        """
-        self._append_file(record, file, mark)
-        read, records = self.reads.open_read(self.backlog.take())
-        # The item is in the journal and stays there, so this cannot be taken back with the changes
-        # of the turn. If it cannot be written now, it comes first in the next write, and after a
-        # crash loading opens the read.
-        self.changes.prelude += records
-        with contextlib.suppress(OSError):
-            self.journal.append(self.changes.prelude)
-            self.changes.prelude = b""
-        return read.xid
-
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm open reads that no reader has, and write that.
 
@@ -1060,6 +1033,8 @@ class Queue(Committable):
 
     def _write_at_once(self, records: bytes) -> None:
         """Write records of changes that are not made yet. Raises JournalError: do not make them."""
+        if self.is_writing:
+            raise JournalError(f"queue {self.name}: a large item is being written")
         try:
             self.journal.append(self.changes.prelude + records)
         except OSError as error:
@@ -1077,9 +1052,7 @@ class Queue(Committable):
             return
         at = self._clock.monotonic()
         taken = delayed.take_due(self._clock.now(), at)
-        if taken and len(taken[0][1]) >= WRITE_AHEAD_SIZE + ADDX_HEADER:
-            self._write_joining(delayed, *taken[0])
-        elif taken:
+        if taken:
             try:
                 delayed.companion.write_now()
                 for xid, record in taken:
@@ -1090,224 +1063,32 @@ class Queue(Committable):
                 if not isinstance(error, JournalError):
                     raise
                 return
+            delayed.is_joining = True
+            self._commits.after_writing((self,), self._have_joined)
+        delayed.settle(self.journal, self.worker, at)
+
+    def _have_joined(self, failure: JournalError | None) -> None:
+        """Take note that the delayed items that were taken are written here, or are not."""
+        delayed = self._delayed
+        assert delayed is not None  # noqa: S101 # it had them
+        delayed.is_joining = False
+        if self._closed:
+            delayed.forget_taken()
+        elif failure is not None:
+            delayed.put_back(self._clock.monotonic())
+        else:
             delayed.have_joined()
             if self.waiters:
                 self.serve_waiting()
-        delayed.settle(self.journal, self.worker, at)
+        if self.next_deadline is not None:
+            self._commits.watch_deadlines(self)
 
     def _join(self, xid: int, record: bytes) -> None:
         """Add the delayed item `record`, which its companion has as the read `xid`."""
         size = len(record) - ADDX_HEADER
-        self._append_noted(record, size, joining(xid, record, self.reads.last_xid))
+        self._append_noted(record, size, joining_note(xid, record, self.reads.last_xid))
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
-
-    def _write_joining(self, delayed: "DelayedItems[Queue]", xid: int, record: bytes) -> None:
-        """Have the writer write a large delayed item that is due; then it joins.
-
-        It is the only one that was taken, and the others wait until it has joined.
-        """
-        delayed.is_writing = True
-        file = self.new_file_name() if self._takes_files else None
-
-        def write(pause: Pause) -> None:
-            if file is not None:
-                self.write_ahead(file, record, pause, partial(joining_note, xid))
-
-        def written(error: BaseException | None) -> None:
-            delayed.is_writing = False
-            if self._closed or xid not in delayed.companion.open:
-                delayed.forget_taken()  # it was flushed, or the queue deleted
-            elif error is None:
-                self._join_written(delayed, record, file)
-            else:
-                delayed.put_back(self._clock.monotonic())
-            if file is not None:
-                self.discard_file(file)  # unless it was used
-            if isinstance(error, OSError):
-                self._fail(error)
-            elif error is not None:
-                log.error(
-                    "a delayed item of queue %s was not written",
-                    self.name,
-                    exc_info=error,
-                    extra={"queue": self.name},
-                )
-            if self.next_deadline is not None:
-                self._commits.watch_deadlines(self)
-
-        self._commits.writer.run(write, written)
-
-    def _join_written(
-        self, delayed: "DelayedItems[Queue]", record: bytes, file: str | None
-    ) -> None:
-        """Add the delayed item that was taken; it is in `file`, if there was a journal.
-
-        If that cannot be done now, it is still delayed, and it is tried again a second later.
-        """
-        size = len(record) - ADDX_HEADER
-        try:
-            delayed.companion.write_now()
-            if file is not None and self._takes_files:
-                self._append_file(record, file, None, is_noted=True)
-            elif isinstance(self.journal, NoJournal):
-                self.write_now()  # what is written together with it would be copied
-                self._append_noted(record, size, record)
-                self.write_now()
-            else:  # its journal is being removed, or must be replaced before
-                delayed.put_back(self._clock.monotonic())
-                return
-        except BaseException as error:
-            delayed.put_back(self._clock.monotonic())
-            if not isinstance(error, JournalError):
-                raise
-            return
-        if record[13:21] != NO_EXPIRY:
-            self._expiring = self._needs_checks = self._read_needs_checks = True
-        delayed.have_joined()
-        if self.waiters:
-            self.serve_waiting()
-
-    # --- adding an item that was written ahead ---
-
-    @property
-    def can_write_ahead(self) -> bool:
-        """Whether an item may be written by `write_ahead` before it is added (`WrittenAhead`)."""
-        limits = self._limits
-        refuses = limits.fanout_only or limits.writes_paused or self._is_disk_short
-        return self._takes_files and not refuses
-
-    @property
-    def _takes_files(self) -> bool:
-        """Whether a file that `write_ahead` makes may become part of the journal now."""
-        return (
-            isinstance(self.journal, FileJournal)
-            and not self._closed
-            and not self.journal.is_ending
-            and not self.journal.suspect
-        )
-
-    def writes_ahead(self, *, is_delayed: bool) -> "Queue | None":
-        """Return who has the journal that an item is written to, if it may be written ahead.
-
-        That is the queue itself, or the companion if the item is delayed: it is begun, unless the
-        queue is full.
-        """
-        if not self.can_write_ahead:
-            return None
-        if not is_delayed:
-            return self
-        self.begin_delaying()
-        delayed = self._delayed
-        if delayed is None or not delayed.companion.can_write_ahead:
-            return None
-        return delayed.companion
-
-    def new_file_name(self) -> str:
-        """Return a new temporary name for a file, for `write_ahead`."""
-        self._commits.new_files += 1
-        return temporary_name(self.name, AHEAD, self._commits.new_files)
-
-    def mark_note(self, mark: PutMark) -> ItemNote:
-        """Return what makes the note of a producer's item, for `write_ahead`."""
-        return partial(_mark_note, mark, self.backlog.producers.now() // 1000)
-
-    def write_ahead(
-        self, file: str, record: bytes, pause: Pause, note: ItemNote | None = None
-    ) -> None:
-        """Write the record of a large item to a file before it is added; from any thread.
-
-        Args:
-            file: the file's name; pass it to `accept_written_ahead` or `discard_file`.
-            record: the item; its expiry is within `limited_expiry`.
-            pause: called after each short piece.
-            note: makes what stands before it, if anything does.
-
-        Raises:
-            OSError: it could not be written; the file was removed.
-        """
-        journal = self.journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
-        before = b"" if note is None else note(record, self.reads.last_xid)
-        journal.write_ahead(file, record, pause, before)
-
-    def discard_file(self, file: str) -> None:
-        """Remove a file that `write_ahead` made, unless it was removed or used already."""
-        journal = self.journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # `write_ahead` wrote there
-        journal.discard_file(file)
-
-    def takes_file(self, record: bytes, mark: PutMark | None) -> bool:
-        """Whether a record that was written ahead may be added with its file, as things are now."""
-        expiry = item_expiry(record)
-        return (
-            self.can_write_ahead
-            and (mark is None or self.is_next(mark))
-            and self.limited_expiry(item_add_time(record), expiry) == expiry
-        )
-
-    def accept_written_ahead(
-        self, one: Item, file: str, expiry: int = 0, mark: PutMark | None = None
-    ) -> bool:
-        """Do what `accept` does, for an item that `write_ahead` wrote to `file`.
-
-        The file becomes the journal's current one. If the item is not added, call `discard_file`.
-        With a `mark`, do what `accept_once` does.
-
-        Raises:
-            JournalError: the journal could not be written; the item was not added.
-        """
-        record = record_of(one)
-        if not self.takes_file(record, mark):
-            self.discard_file(file)
-            if mark is not None:
-                return self.accept_once(record, mark, is_delayed=False)
-            return self.accept(one, expiry)
-        size = len(record) - ADDX_HEADER
-        if (self._needs_checks or expiry) and self._admit(record, size) is None:
-            return False
-        self._append_file(one, file, mark, is_noted=isinstance(one, NotedItem))
-        if self.waiters:
-            self.serve_waiting()
-        return True
-
-    def _append_file(
-        self, one: Item, file: str, mark: PutMark | None, *, is_noted: bool = False
-    ) -> None:
-        """Append an item whose record is in `file`, and continue the journal there.
-
-        `is_noted` is whether another note than that of the `mark` stands before it.
-
-        Raises:
-            JournalError: the journal could not be written; the item was not added.
-        """
-        size = item_size(one)
-        # All earlier records must be in earlier files.
-        self.write_now()
-        self._append(one, size)
-        journal = self.journal
-        assert isinstance(journal, FileJournal)  # noqa: S101 # see `can_write_ahead`
-        try:
-            journal.rotate(file)
-        except BaseException as error:
-            self.backlog.drop_last(size)
-            self.refusals.failed += 1
-            if not isinstance(error, OSError):
-                raise
-            if error.errno in _NO_SPACE:
-                self._note_no_room(str(error))
-            raise self._fail(error) from error
-        self.failure = None
-        if mark is not None:
-            self.backlog.producers.set(mark, self.backlog.producers.now() // 1000)
-        if mark is not None or is_noted:
-            # The file begins with a note, which ends with the last-used xid when it was written.
-            self.changes.prelude += save_xid(self.reads.last_xid)
-        if self._is_traced:
-            self._trace(record_of(one))
-        if self._sync_period is not None:
-            self._schedule_sync(self._sync_period)
-        self._commits.dirty.append(self)  # the journal grew, so the commit must check upkeep
 
     # --- taking ---
 
@@ -1495,7 +1276,7 @@ class Queue(Committable):
         except (OSError, JournalError):
             return True  # whoever reads gets the error
         if large is None:
-            return True
+            return not self.is_writing  # what is left may be what is being written
         self._is_reading_large = True
         self._commits.writer.run(
             lambda _pause: large.load(), lambda error: self._has_read(large, error)
@@ -1544,8 +1325,8 @@ class Queue(Committable):
         try:
             if not backlog.read_back(at_once=at_once):
                 self.write_now()  # what is left has not been written yet
-                backlog.read_back(at_once=at_once)
-                backlog.check_complete()
+                if not backlog.read_back(at_once=at_once) and not self.is_writing:
+                    backlog.check_complete()
         except (OSError, JournalError) as error:
             if backlog.memory_items:
                 return True  # those come first; a later read gets the error
@@ -2141,6 +1922,8 @@ class Queue(Committable):
             When to call this again (monotonic seconds); None if not before the next change. It may
             be at once, because it takes only a short time.
         """
+        if any(queue.is_writing for queue in self.with_companion):
+            return self._clock.monotonic() + _BUSY_RETRY
         if self.reads.has_deadlines:
             self.give_back_overdue()
         self._join_due()
@@ -2275,6 +2058,8 @@ class Queue(Committable):
         if not pending:
             self._commits.dirty.append(self)
         pending.append(record)
+        if len(record) >= LARGE_ITEM:
+            self.changes.is_large = True
 
     def commit(self) -> JournalError | None:
         """Write the collected records; on failure, take the changes back and return the error."""
@@ -2283,16 +2068,29 @@ class Queue(Committable):
             if failure is not None:
                 return failure
         upkeep = self._upkeep
-        if upkeep is not None and self.journal.size > (
-            upkeep.attend_at
-            if self.backlog.memory or self.backlog.front
-            else upkeep.attend_empty_at
+        if (
+            upkeep is not None
+            and self.journal.size
+            > (
+                upkeep.attend_at
+                if self.backlog.memory or self.backlog.front
+                else upkeep.attend_empty_at
+            )
+            and self.changes.are_written
         ):
             upkeep.attend()
         return None
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the writer has to write, before anything else is written: see `Round`."""
+        return self._commits.is_writing(self)
+
     def write_now(self) -> None:
-        """Write the collected records now, before the turn's commit. Raises JournalError."""
+        """Write the collected records now, before the turn's commit. Raises JournalError.
+
+        What takes long to be written is only begun: the queue `is_writing` then.
+        """
         if self.changes.pending or self.changes.prelude:
             failure = self._write()
         else:
@@ -2310,35 +2108,100 @@ class Queue(Committable):
             self._take_back()
             return failures[self]
         pending = changes.pending
+        if (changes.is_large or self._commits.writing is not None) and self._must_join():
+            self._commits.write_in_round(self)
+            return failures.get(self)
         try:
-            if changes.prelude:
+            if changes.is_large and isinstance(self.journal, NoJournal):
+                pass  # to join the records would take long
+            elif changes.prelude:
                 self.journal.append(changes.prelude + b"".join(pending))
                 changes.prelude = b""
             else:
                 self.journal.append(
                     pending[0] if len(pending) == 1 else self._commits.join(pending)
                 )
-        except BaseException as error:
-            # Whatever it is: what stayed collected would never be written.
-            added = self.backlog.total_items
-            self._take_back()
-            if not isinstance(error, OSError):
-                raise
-            if error.errno in _NO_SPACE and self.backlog.total_items < added:
-                self._note_no_room(str(error))
-            return self._fail(error)
-        self.failure = None
+        except BaseException as error:  # noqa: BLE001 # it raises what is no OSError
+            return self._not_written(error)
         if self._is_traced:
             for records in pending:
                 self._trace(records)
+        changes.is_large = False
         changes.written(self._clock)
+        self._have_written()
+        return None
+
+    def _must_join(self) -> bool:
+        """Whether the writer has to write what is collected, see `GroupCommit.write_in_round`.
+
+        It writes what takes long, and what comes after that: in this queue, or in its children.
+        """
+        commits, journal = self._commits, self.journal
+        if commits.is_writing(self):
+            return True
+        if journal.is_torn or not isinstance(journal, FileJournal):
+            return False
+        if self.changes.is_large:
+            return True
+        return any(commits.is_writing(child) for child in self.children)
+
+    def begin_write(self) -> None:
+        """Prepare to `write` what is collected; nothing else is written before `end_write`."""
+        changes, journal = self.changes, self.journal
+        self._sent = [changes.prelude, *changes.send()]
+        if isinstance(journal, FileJournal):
+            with contextlib.suppress(OSError):  # `write` has it again
+                journal.begin_append_all()
+
+    def write(self, pause: Pause) -> None:
+        """Write that; may be called from another thread. Raises OSError.
+
+        `pause` is called after each short piece.
+        """
+        journal = self.journal
+        assert isinstance(journal, FileJournal)  # noqa: S101 # others join no round
+        journal.append_all(self._sent, pause)
+
+    def end_write(self, error: OSError | None) -> JournalError | None:
+        """Do what `commit` does after it has written; `error` is what `write` raised."""
+        changes, journal, records = self.changes, self.journal, self._sent
+        self._sent = []
+        if isinstance(journal, FileJournal):
+            journal.end_append_all(0 if error is not None else sum(map(len, records)))
+        if self._closed:
+            return None
+        if error is not None:
+            return self._not_written(error)
+        if self._is_traced:
+            for one in records[1:]:
+                self._trace(one)
+        changes.prelude = b""
+        changes.sent_written(self._clock)
+        self._have_written()
+        if self.waiters:  # the head may have been on disk only, and not written yet
+            self.serve_waiting()
+        return None
+
+    def _have_written(self) -> None:
+        """Take note that records were written."""
+        self.failure = None
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
-        return None
+
+    def _not_written(self, error: BaseException) -> JournalError:
+        """Take the changes back, because they were not written. Raises what is no OSError."""
+        # Whatever it is: what stayed collected would never be written.
+        added = self.backlog.total_items
+        self._take_back()
+        if not isinstance(error, OSError):
+            raise error
+        if error.errno in _NO_SPACE and self.backlog.total_items < added:
+            self._note_no_room(str(error))
+        return self._fail(error)
 
     def _take_back(self) -> None:
         """Undo the collected changes, which cannot be written, and count them as refused."""
-        self.refusals.failed += len(self.changes.pending)
+        self.refusals.failed += len(self.changes.sent) + len(self.changes.pending)
         self.changes.take_back(self.backlog, self.reads)
         if self.reads.has_deadlines:
             self._commits.watch_deadlines(self)
@@ -2360,7 +2223,7 @@ class Queue(Committable):
         self.journal.sync()
 
     def failed(self, error: OSError) -> JournalError:
-        """Return the error to report for a failed `sync` or `write_ahead`."""
+        """Return the error to report for a failed `sync`."""
         if error.errno in _NO_SPACE:
             self._note_no_room(str(error))
         if self._is_suspect:
@@ -2422,7 +2285,7 @@ class Queue(Committable):
             or self.failure is not None
             or self._was_suspect
             or self.changes.prelude
-            or self.changes.pending
+            or not self.changes.are_written
             or (self._upkeep is not None and not self._upkeep.is_idle)
         ):
             return 0
@@ -2541,12 +2404,12 @@ class Queue(Committable):
         changes = self.changes
         self._check_cured()
         self.backlog.producers.forget_old(self.backlog.producers.now())
-        if not changes.pending:  # what is taken back must be as it was
+        if changes.are_written:  # what is taken back must be as it was
             for useless in self.reads.unused_memory():
                 self._commits.worker.free(useless)
         if self._delayed is not None:
             self._delayed.companion.tick()
-        if self._upkeep is None or changes.pending:
+        if self._upkeep is None or not changes.are_written:
             return
         try:
             if changes.prelude:
@@ -2566,6 +2429,8 @@ class Queue(Committable):
 
     def flush(self) -> int:
         """Do all of `flushing`."""
+        self.write_now()
+        self._commits.finish_writing()
         return run_to_end(self.flushing())
 
     def flushing(self) -> Generator[None, None, int]:
@@ -2582,7 +2447,7 @@ class Queue(Committable):
             JournalError: the journal could not be written; not all was dropped.
             QueueUnavailable: the queue was closed, or its delayed items could not be loaded.
         """
-        while self._is_flushing:
+        while self._is_flushing or self.is_writing:
             yield
         self._check_usable()
         if self.delayed_damage is not None:
@@ -2590,6 +2455,8 @@ class Queue(Committable):
         self._is_flushing = True
         try:
             self._flushed = self.reads.retrying.copy()
+            self.write_now()
+            yield from self._writing()
             count = self._drop_waiting()
             # This comes first, because it takes note of what is delayed when it begins.
             if self._delayed is not None:
@@ -2613,19 +2480,27 @@ class Queue(Committable):
             self._upkeep.attend_empty_at = 0
             self._commits.dirty.append(self)
 
+    def _writing(self) -> Generator[None, None, None]:
+        """Yield while the queue `is_writing`."""
+        while self.is_writing:
+            yield
+
     def _dropping_retries(self) -> Generator[None, None, int]:
         """Drop the items that are to be flushed and wait for their retry delay; as `flushing`."""
         retrying, dropped = self.reads.retrying, len(self._flushed)
         xids = iter(self._flushed)
         while some := list(islice(xids, _FLUSHED_AT_ONCE)):
+            yield from self._writing()
             self._check_usable()
             self.confirm_held([xid for xid in some if xid in retrying])
             yield
         return dropped
 
     def _drop_waiting(self) -> int:
-        """Drop the items that could be read, and write that; return how many."""
-        self.write_now()
+        """Drop the items that could be read, and write that; return how many.
+
+        All must be written.
+        """
         count = len(self.backlog)
         if count:
             self._write_at_once(REMOVE_RECORD * count)

@@ -99,7 +99,7 @@ class View:
         self._reader = None
         self._files: list[str] = []
         self._state = _state(queue)
-        self._are_written = not queue.changes.pending
+        self._are_written = queue.changes.are_written
         self._cursor, self._place = cursor, first_place(queue) + offset
         # Whether the reader is at the item behind those that were read.
         self._ends_on_disk = False

@@ -29,13 +29,12 @@ from kestrelmq.errors import (
     QueueUnavailable,
 )
 from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
-from kestrelmq.format.records import item, noted
+from kestrelmq.format.records import Item, item_size
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.names import queue_name_error
-from kestrelmq.queue.large_items import LargePut, WrittenAhead, add_to_each
 from kestrelmq.queue.leases import Owners
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
@@ -46,7 +45,7 @@ from kestrelmq.queues.loading_queues import LoadingQueues, family_of, in_order
 from kestrelmq.queues.path_guard import PathGuard
 from kestrelmq.queues.registry import NO_ENTRY, QueueRegistry, check_declarable
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch
-from kestrelmq.scheduling.durability import Committable, GroupCommit, sync_now
+from kestrelmq.scheduling.durability import Committable, GroupCommit, SyncRound, sync_now
 from kestrelmq.scheduling.worker import InlineWorker, run_to_end
 
 _CLOCK_STEP: Final = 0.05
@@ -105,7 +104,7 @@ class QueueCollection:
         self._resting: DeadlineWatch[Queue] = DeadlineWatch()
         # Names of fanout children, in order, by master.
         self._children: dict[str, dict[str, None]] = {}
-        self._clock = clock
+        self.clock = clock
         # By how much the wall clock was ahead of the monotonic one (seconds).
         self._clock_ahead = clock.now() / 1000 - clock.monotonic()
         path = Path(config.queue_path) if directory is None else directory.path
@@ -223,7 +222,7 @@ class QueueCollection:
                 self._directory,
                 queue_files,
                 config.max_memory_size,
-                self._clock,
+                self.clock,
                 pace,
                 keep=config.keep_replaced_journals,
                 dialect=config.journal_dialect,
@@ -262,6 +261,7 @@ class QueueCollection:
             for queue in self._everything():
                 last.callback(queue.close)
             self.commits.commit()
+            self.commits.finish_writing()
 
     # --- finding and creating queues ---
 
@@ -381,7 +381,7 @@ class QueueCollection:
                     "which the next start loads"
                 )
             journal = FileJournal(
-                self._directory, name, {}, self._clock, after=self.deletions.newest(name)
+                self._directory, name, {}, self.clock, after=self.deletions.newest(name)
             )
         queue = self._new_queue(name, config, journal)
         try:
@@ -402,7 +402,7 @@ class QueueCollection:
         queue = Queue(
             name,
             config,
-            self._clock,
+            self.clock,
             self.commits,
             journal=journal,
             state=state,
@@ -464,28 +464,36 @@ class QueueCollection:
         queue = self.queues.get(name)
         if queue is not None and not len(self.loading):
             return queue.put(data, expiry, due, mark)
+        return self._put(name, lambda queue: queue.put(data, expiry, due, mark))
+
+    def add_record(
+        self, name: str, record: bytes, *, due: int = 0, mark: PutMark | None = None
+    ) -> bool:
+        """Do what `add` does, for a record; if the item is `due`, that is its add time."""
+        return self._put(name, lambda queue: queue.put_record(record, due, mark))
+
+    def _put(self, name: str, put: Callable[[Queue], bool]) -> bool:
+        """Let `put` add an item to a queue, or to each queue of an alias; as `add`."""
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
-            return self.obtain(name).put(data, expiry, due, mark)
-        return add_to_each(
-            [
-                partial(self.add, destination, data, expiry, due=due, mark=mark)
-                for destination in alias.destination_queues
-            ]
+            return put(self.obtain(name))
+        return _put_in_each(
+            [partial(self._put, destination, put) for destination in alias.destination_queues]
         )
 
-    def move_to(
-        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
-    ) -> bool:
+    def limited_expiry(self, name: str, added: int, expiry: int) -> int:
+        """Return when an item of a queue expires there (ms); of an alias, when it is to expire."""
+        queue = self.queues.get(name)
+        return expiry if queue is None else queue.limited_expiry(added, expiry)
+
+    def move_to(self, name: str, one: Item, *, durable: bool) -> bool:
         """Add and write the item of another queue, before that queue drops it.
 
         Args:
             name: the queue, or alias, that gets the item.
-            data: the item.
-            deliveries: how often it was handed out.
-            letter: its packed `DeadLetter`, if it is one.
-            durable: whether it must be on disk when this returns.
+            one: the item.
+            durable: whether it must be on disk when this returns, unless a round has to write it.
 
         Returns:
             False if the item was refused. If there are several targets, none gets it unless all
@@ -494,50 +502,17 @@ class QueueCollection:
         Raises:
             QueueUnavailable, JournalError: it cannot be added now.
         """
-        record = noted(item(self._clock.now(), 0, data), deliveries, letter)
-        queues = self.takers(name, len(data))
+        queues = self.takers(name, item_size(one))
         accepted = bool(queues)
         for queue in queues:
-            accepted &= queue.add_record(record)
+            accepted &= queue.add_record(one)
             for touched in queue.targets:
                 touched.write_now()
-            failure = sync_now(*queue.targets) if durable else None
+            must_sync = durable and not any(target.is_writing for target in queue.targets)
+            failure = sync_now(*queue.targets) if must_sync else None
             if failure is not None:
                 raise failure
         return accepted
-
-    def prepare_large(
-        self,
-        name: str,
-        size: int,
-        expiry: int = 0,
-        deliveries: int = 0,
-        letter: bytes = b"",
-        *,
-        is_alone: bool = False,
-    ) -> LargePut | None:
-        """Return what writes a large item of another queue ahead, and then moves it.
-
-        Args:
-            name: the queue, or alias, that gets the item.
-            size: the size of the item in bytes.
-            expiry: when it expires (ms since the epoch), 0 for never.
-            deliveries: how often it was handed out.
-            letter: its packed `DeadLetter`, if it is one.
-            is_alone: whether the children of the queues do not get it.
-
-        Returns:
-            None if one of several queues has no room for it. Raises as `add`.
-        """
-        queues = self.takers(name, size)
-        now = self._clock.now()
-        parts = [
-            WrittenAhead(
-                queue, now, expiry, deliveries=deliveries, letter=letter, is_alone=is_alone
-            )
-            for queue in queues
-        ]
-        return LargePut(parts) if parts else None
 
     def takers(self, name: str, size: int) -> list[Queue]:
         """Return the queues that an item of `size` bytes is moved to, by way of `name`.
@@ -661,7 +636,7 @@ class QueueCollection:
         """
 
         def changed(queue: Queue, dropped: int) -> list[Queue]:
-            return [one for one in queue.with_companion if dropped or one.changes.pending]
+            return [one for one in queue.with_companion if dropped or not one.changes.are_written]
 
         yield from _in_turn(self._one_by_one(), Queue.flushing, changed)
         self.loading.check(sorted(self.loading))
@@ -728,7 +703,7 @@ class QueueCollection:
                 self._restless[queue] = None
             if not number % _IDLE_AT_ONCE:
                 yield
-        now, number = self._clock.now(), 0
+        now, number = self.clock.now(), 0
         while (queue := self._resting.take(now)) is not None:
             self._restless[queue] = None
             number += 1
@@ -756,7 +731,7 @@ class QueueCollection:
     def _sweeping(self, queue: Queue) -> Generator[None, None, None]:
         try:
             yield from queue.sweeping()
-            if self._clock.now() > queue.ends_at and queue not in self.deletions:
+            if self.clock.now() > queue.ends_at and queue not in self.deletions:
                 log.info(
                     "deleting queue %s: it is empty and older than max_queue_age",
                     queue.name,
@@ -802,7 +777,7 @@ class QueueCollection:
     def _let_rest(self, queue: Queue) -> None:
         """Do not look at `queue` before there is something to do, or it changes."""
         until = queue.rests_until
-        if until > self._clock.now():
+        if until > self.clock.now():
             self._restless.pop(queue, None)
             self._resting.later(queue, until if until < inf else None, 0)
 
@@ -819,7 +794,7 @@ class QueueCollection:
         deadlines = self.commits.deadlines
         self._follow_clock()
         deadlines.begin_round()
-        while (one := deadlines.take(self._clock.monotonic())) is not None:
+        while (one := deadlines.take(self.clock.monotonic())) is not None:
             try:
                 again = one.check_deadlines()
             except Exception as error:
@@ -828,7 +803,7 @@ class QueueCollection:
                 log.exception("what was due in a queue could not be done")
                 deadlines.watch(one)
             else:
-                deadlines.later(one, again, self._clock.monotonic())
+                deadlines.later(one, again, self.clock.monotonic())
             yield
 
     def _watch_queue(self, name: str) -> None:
@@ -838,7 +813,7 @@ class QueueCollection:
 
     def _follow_clock(self) -> None:
         """Look at all deadlines if the wall clock was set forward: delayed items may be due."""
-        ahead = self._clock.now() / 1000 - self._clock.monotonic()
+        ahead = self.clock.now() / 1000 - self.clock.monotonic()
         if ahead > self._clock_ahead + _CLOCK_STEP:
             self.commits.deadlines.watch_all()
             self._clock_ahead = ahead
@@ -866,7 +841,7 @@ class QueueCollection:
         def changed(queue: Queue, _expired: int) -> list[Queue]:
             target = queue.config.expire_to_queue
             moved_to = self.destinations(target) if target is not None else []
-            return [one for one in (queue, *moved_to) if one.changes.pending]
+            return [one for one in (queue, *moved_to) if not one.changes.are_written]
 
         return (yield from _in_turn(queues, Queue.expiring, changed))
 
@@ -934,19 +909,28 @@ class Mover:
     def __init__(self, collection: QueueCollection) -> None:
         self._collection = collection
 
-    def __call__(
-        self, name: str, data: bytes, deliveries: int, letter: bytes, *, durable: bool
-    ) -> bool:
+    def __call__(self, name: str, one: Item, *, durable: bool) -> bool:
         """Add an item and write it."""
-        return self._collection.move_to(name, data, deliveries, letter, durable=durable)
+        return self._collection.move_to(name, one, durable=durable)
+
+    def has_room(self, name: str, size: int) -> bool:
+        """Whether an item of `size` bytes would be accepted now."""
+        queues = self._collection.takers(name, size)
+        return len(queues) > 0 and all(queue.has_room(size) for queue in queues)
+
+    def being_written(self, name: str) -> list[Queue]:
+        """Return the queues that have what was added to `name`, if a round has to write it."""
+        return [one for one in self._collection.destinations(name) if one.is_writing]
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added."""
         return sync_now(*self._collection.destinations(name))
 
-    def prepare(self, name: str, size: int, deliveries: int, letter: bytes) -> LargePut | None:
-        """Prepare to do so with a large item."""
-        return self._collection.prepare_large(name, size, 0, deliveries, letter)
+    def syncing(self, name: str) -> SyncRound:
+        """Return the round that does so."""
+        sync = SyncRound()
+        sync.queues = dict.fromkeys(self._collection.destinations(name))
+        return sync
 
 
 def _in_turn(
@@ -986,6 +970,36 @@ def _in_turn(
     if failure is not None:
         raise failure
     return total
+
+
+def _put_in_each(adds: Iterable[Callable[[], bool]]) -> bool:
+    """Add an item to each of several queues; a failure of one does not stop the others.
+
+    Args:
+        adds: each adds the item to one queue, and returns whether the queue accepted it.
+
+    Returns:
+        False if any queue refused it.
+
+    Raises:
+        QueueUnavailable: a queue cannot take it; the others have it, or have refused it.
+        JournalError: a journal could not be written; likewise.
+    """
+    accepted = True
+    failure: str | None = None  # keeping the exception itself would be a reference cycle
+    unavailable: str | None = None
+    for add in adds:
+        try:
+            accepted &= add()
+        except QueueUnavailable as error:
+            unavailable = str(error)
+        except JournalError as error:
+            failure = str(error)
+    if failure is not None:
+        raise JournalError(failure)
+    if unavailable is not None:
+        raise QueueUnavailable(unavailable)
+    return accepted
 
 
 def name_of(changed: Committable) -> str:

@@ -10,8 +10,7 @@ The first item that the target refuses ends the move, and stays at the head of t
 A redrive moves each dead letter to the queue that it came from, and to no fanout child of that.
 Letters that cannot go there are passed over: their reads are given back at the end.
 
-A large item is a slice by itself. It is written ahead for the target (`WrittenAhead`), while an
-open read keeps it in the source.
+A large item is a slice by itself. A thread copies it, while an open read keeps it in the source.
 
 A copy holds nothing in the source: what is read there meanwhile may make it leave out or repeat
 some items.
@@ -26,11 +25,18 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
-from kestrelmq.format.records import ADDX_HEADER, Item, item_expiry, record_of
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    Item,
+    item,
+    item_expiry,
+    item_in_pieces,
+    record_of,
+)
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, Job
+from kestrelmq.scheduling.worker import LARGE_ITEM, Job
 
 SLICE_ITEMS: Final = 200
 """The most items of a slice; moving so many takes about a millisecond."""
@@ -47,8 +53,8 @@ Step = tuple[Queue, ...] | Job
 
 
 def is_large(record: bytes) -> bool:
-    """Whether an item is written ahead."""
-    return len(record) >= WRITE_AHEAD_SIZE + ADDX_HEADER
+    """Whether a thread copies an item."""
+    return len(record) >= LARGE_ITEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +108,28 @@ class Target:
     def add(self, record: bytes) -> bool:
         """Add an item with its expiry; return False, and set `refusal`, if it is refused.
 
-        A large one should be written ahead: see `adding`.
+        A thread should copy a large one first: see `adding`.
         """
-        data, expiry = record[ADDX_HEADER:], item_expiry(record)
+        return self._add_copy(item(self._now(), item_expiry(record), record[ADDX_HEADER:]))
+
+    def _now(self) -> int:
+        return self._collection.clock.now()
+
+    def _add_copy(self, copy: bytes) -> bool:
+        """Do what `add` does, for the record that the item is to have in the target."""
+        expiry = item_expiry(copy)
         try:
-            queues = self._takers(len(data))
-            adds = [queue.add_alone if self._is_alone else queue.add for queue in queues]
-            accepted = sum(add(data, expiry) for add in adds) == len(queues) > 0
+            queues = self._takers(len(copy) - ADDX_HEADER)
+            adds = [queue.add_alone if self._is_alone else queue.add_record for queue in queues]
+            accepted = sum(add(copy, expiry) for add in adds) == len(queues) > 0
         except KestrelError as error:
             self.refusal = str(error)
             return False
-        return self._has_taken(is_accepted=accepted)
+        if not accepted:
+            self.refusal = f"{self._name} is full, or the item is too large for it"
+            return False
+        self.added += 1
+        return True
 
     def _takers(self, size: int) -> list[Queue]:
         """Return the queues to add an item of `size` bytes to. Raises as `QueueCollection.add`."""
@@ -123,44 +140,18 @@ class Target:
                     raise QueueUnavailable(f"queue {queue.name} keeps no items: it is fanout_only")
         return queues
 
-    def _has_taken(self, *, is_accepted: bool) -> bool:
-        if not is_accepted:
-            self.refusal = f"{self._name} is full, or the item is too large for it"
-            return False
-        self.added += 1
-        return True
-
     def adding(self, record: bytes) -> Generator[Job, None, bool]:
-        """Do what `add` does, but yield the job that writes a large item ahead; run it then.
-
-        If the job raises an OSError, throw it into this.
-
-        Raises:
-            JournalError: the target could not be written.
-        """
+        """Do what `add` does, but yield the job that copies a large item; run it then."""
         if not is_large(record):
             return self.add(record)
+        copies: list[bytes] = []
+        added, expiry = self._now(), item_expiry(record)
         data = memoryview(record)[ADDX_HEADER:]
-        try:
-            self._takers(len(data))
-            large = self._collection.prepare_large(
-                self._name, len(data), item_expiry(record), is_alone=self._is_alone
-            )
-            if large is None:
-                return self._has_taken(is_accepted=False)
-            try:
-                yield partial(large.write, data)
-                return self._has_taken(is_accepted=large.move(len(data), durable=False))
-            except OSError as error:
-                raise large.writing.failed(error) from error
-            finally:
-                large.discard()
-        except (QueueUnavailable, InvalidQueueName) as error:
-            self.refusal = str(error)
-            return False
+        yield lambda pause: copies.append(item_in_pieces(added, expiry, data, pause))
+        return self._add_copy(copies.pop())
 
     def write(self) -> tuple[Queue, ...]:
-        """Write what was added; return the queues that have it. Raises JournalError."""
+        """Write what was added, or begin to; return who has it. Raises JournalError."""
         queues = self.queues
         for queue in queues:
             queue.write_now()
@@ -261,6 +252,8 @@ class Move:
             for xid in held:
                 self._source.confirm(xid)
             self._source.write_now()
+            if self._source.is_writing:
+                yield (self._source,)
             self.moved += len(held)
         except BaseException:
             self._staying = sorted([*self._staying, *held])

@@ -4,12 +4,16 @@ Operations change a queue in memory and collect journal records. `GroupCommit.co
 with one write for each queue that changed, and only then may replies be sent. A queue whose write
 fails takes back every operation since its last commit, and is among the failures.
 
-If the settings ask for it, the written records are then synced, in rounds; see `SyncScheduler`.
-This module has no threads, locks or loops. Its three drivers do: the server (`server.turns`), the
-library for threads (`library.access`) and the library for asyncio (`library.aio`).
+What takes long is done in rounds, by a thread, and replies wait for the rounds that their queues
+are in. A `WriteRound` writes queues that have collected a large item; see
+`GroupCommit.write_in_round`. If the settings ask for it, the written records are then synced; see
+`SyncScheduler`. This module has no threads or loops. Its three drivers do: the server
+(`server.turns`), the library for threads (`library.access`) and the library for asyncio
+(`library.aio`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from threading import Lock
 from typing import TypeVar
 
 from kestrelmq.clock import Pause, no_pause
@@ -34,43 +38,77 @@ class Committable(Timed):  # pragma: no cover: it only declares what a queue doe
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         raise NotImplementedError
 
+    def begin_write(self) -> None:
+        """Prepare to `write` what is collected; nothing else is written before `end_write`."""
+        raise NotImplementedError
+
+    def write(self, pause: Pause) -> None:
+        """Write that; may be called from another thread. Raises OSError.
+
+        `pause` is called after each short piece.
+        """
+        raise NotImplementedError
+
+    def end_write(self, error: OSError | None) -> JournalError | None:
+        """Do what `commit` does after it has written; `error` is what `write` raised."""
+        raise NotImplementedError
+
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failure outside of `commit`."""
         raise NotImplementedError
 
 
-class SyncRound:
-    """One fsync of each of several queues; it covers all that was written to them before it began.
+class Round:
+    """Work on several queues that takes long: it may be run in another thread.
 
     Attributes:
-        number: rounds are numbered from 1, in the order in which they run.
-        queues: the queues to sync; none are added once the round has begun.
+        queues: the queues; none are added once the round has begun.
         has_ended: whether the round is over.
-        failures: once the round is over, the queues that may not be on disk, and why (`NotSynced`).
+        failures: once the round is over, the queues of which it failed, and why.
     """
 
-    __slots__ = ("_errors", "failures", "has_ended", "number", "queues")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.queues: set[Committable] = set()
+    def __init__(self) -> None:
+        self.queues: dict[Committable, None] = {}
         self.has_ended = False
         self.failures: dict[Committable, JournalError] = {}
         self._errors: dict[Committable, OSError] = {}
 
-    def run(self, pause: Pause = no_pause) -> None:  # noqa: ARG002 # so that it is a worker's job
-        """Sync each queue, even if others fail; may run in another thread."""
+    def run(self, pause: Pause = no_pause) -> None:
+        """Work on each queue, even if others fail; may run in another thread."""
         errors: dict[Committable, OSError] = {}
         for queue in self.queues:
             try:
-                queue.sync()
+                self._work_on(queue, pause)
             except OSError as error:
                 errors[queue] = error
             except Exception as error:
                 # The round must end whatever happens, because clients wait for it.
-                log.exception("a journal was not synced")
+                log.exception("the round of a journal failed")
                 errors[queue] = OSError(repr(error))
         self._errors = errors
+
+    def _work_on(self, queue: Committable, pause: Pause) -> None:
+        """Work on one queue; `pause` after each short piece. Raises OSError."""
+        raise NotImplementedError
+
+    @property
+    def is_over(self) -> bool:
+        """Whether replies need not wait for it any more."""
+        return self.has_ended
+
+    def find_failures(self, failures: dict[Committable, JournalError]) -> None:
+        """Add the `failures` of replies that waited for it."""
+        failures.update(self.failures)
+
+
+class SyncRound(Round):
+    """One fsync of each of several queues; it covers all that was written to them before it began.
+
+    Its failures are `NotSynced`: those queues may not be on disk.
+    """
+
+    def _work_on(self, queue: Committable, pause: Pause) -> None:  # noqa: ARG002 # it is one piece
+        queue.sync()
 
     def end(self, error: BaseException | None = None) -> None:
         """Set `failures`, after `run`; `error` is given if that could not run."""
@@ -80,6 +118,68 @@ class SyncRound:
             queue: NotSynced(str(queue.failed(error))) for queue, error in self._errors.items()
         }
         self.has_ended = True
+
+
+class WriteRound(Round):
+    """One write of each of several queues, in the order in which they joined.
+
+    Attributes:
+        syncs: the rounds that sync what it has written, if replies wait for that, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs: list[SyncRound] = []
+        self._has_run = False
+        self._lock = Lock()
+
+    def run(self, pause: Pause = no_pause) -> None:
+        """Write each queue, even if others fail; may run in another thread.
+
+        If that was done, or is being done, wait for its end.
+        """
+        with self._lock:
+            if not self._has_run:
+                self._has_run = True
+                super().run(pause)
+
+    def _work_on(self, queue: Committable, pause: Pause) -> None:
+        queue.write(pause)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Set `failures`, after `run`; `error` is given if that could not run."""
+        if error is not None:
+            self._errors = dict.fromkeys(self.queues, OSError(str(error)))
+        for queue in self.queues:
+            failure = queue.end_write(self._errors.get(queue))
+            if failure is not None:
+                self.failures[queue] = failure
+        self.has_ended = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether replies need not wait for it any more."""
+        return self.has_ended and all(sync.has_ended for sync in self.syncs)
+
+    def find_failures(self, failures: dict[Committable, JournalError]) -> None:
+        """Add the `failures` of replies that waited for it."""
+        for sync in self.syncs:
+            sync.find_failures(failures)
+        super().find_failures(failures)
+
+
+Rounds = Collection[Round]
+"""The rounds that a reply waits for."""
+AfterWriting = Callable[[JournalError | None], None]
+"""Called when something is written; with the error if it was not."""
+
+
+def failures_of(rounds: Rounds) -> dict[Committable, JournalError]:
+    """Return the failures of rounds that are over."""
+    failures: dict[Committable, JournalError] = {}
+    for one in rounds:
+        one.find_failures(failures)
+    return failures
 
 
 class SyncScheduler:
@@ -103,7 +203,7 @@ class SyncScheduler:
 
     def __init__(self) -> None:
         self.unsynced: set[Committable] = set()
-        self._next = SyncRound(1)
+        self._next = SyncRound()
         self.running: SyncRound | None = None
         self._due: dict[Committable, float] = {}
 
@@ -153,7 +253,8 @@ class SyncScheduler:
         """Add `queues` to the next round, and return that; None if there are no `queues`."""
         if not queues:
             return None
-        self._next.queues |= queues
+        for queue in queues:
+            self._next.queues[queue] = None
         return self._next
 
     def begin(self) -> SyncRound | None:
@@ -161,7 +262,7 @@ class SyncScheduler:
         if not self.is_due:
             return None
         self.running = self._next
-        self._next = SyncRound(self.running.number + 1)
+        self._next = SyncRound()
         return self.running
 
     def end(self, error: BaseException | None = None) -> SyncRound:
@@ -182,40 +283,49 @@ class GroupCommit:
         deadlines: which queues have something to do at some time.
         on_timer_needed: called when something has to happen later; see `needs_timer`.
         is_disk_short: whether adds are to be refused because the disk has too little room.
-        new_files: how many names for new files the queues have asked for; it numbers those.
+        writing: the round that writes queues; None if none does.
+        on_written: called when such a round has ended.
         worker: runs long work on the journals.
+        writer: runs what clients wait for: rounds, and other work on large items.
         isolates_faults: whether a bug that one queue shows leaves the others in use: `survives`.
         fault: the exception that may have left a queue half changed, in `apply`.
     """
 
     __slots__ = (
+        "_after_writing",
         "_followers",
         "_joined",
+        "_next_write",
         "_records",
-        "_writer",
         "deadlines",
         "dirty",
         "failures",
         "fault",
         "is_disk_short",
         "isolates_faults",
-        "new_files",
         "on_timer_needed",
+        "on_written",
         "syncs",
         "worker",
+        "writer",
+        "writing",
     )
 
     def __init__(self, worker: Worker | None = None, *, isolates_faults: bool = True) -> None:
         """Start with no changes. For `isolates_faults` see `survives`.
 
-        The default `worker` runs each job at once. Queues keep the worker that they began with.
+        The default `worker` runs each job at once, and so does the writer. Queues keep the worker
+        that they began with.
         """
         self.worker: Worker = worker or InlineWorker()
-        self._writer: Worker | None = None
+        self.writer: Worker = InlineWorker()
+        self.writing: WriteRound | None = None
+        self.on_written: Callable[[], object] = _nobody
+        self._next_write = WriteRound()
+        self._after_writing: list[tuple[dict[Committable, Round], AfterWriting]] = []
         self._records: list[bytes] = []
         self._joined = b""
         self.is_disk_short = False
-        self.new_files = 0
         self.dirty: list[Committable] = []
         self._followers: list[set[Committable]] = []
         self.syncs = SyncScheduler()
@@ -224,18 +334,6 @@ class GroupCommit:
         self.failures: dict[Committable, JournalError] = {}
         self.isolates_faults = isolates_faults
         self.fault: BaseException | None = None
-
-    @property
-    def writer(self) -> Worker:
-        """What writes large items; the `worker`, unless another one is set.
-
-        It should not be kept waiting by the work on journals.
-        """
-        return self.worker if self._writer is None else self._writer
-
-    @writer.setter
-    def writer(self, writer: Worker) -> None:
-        self._writer = writer
 
     def commit(self) -> dict[Committable, JournalError]:
         """Write everything; return the queues that could not be written, and why."""
@@ -324,6 +422,116 @@ class GroupCommit:
             self._records, self._joined = records.copy(), b"".join(records)
         return self._joined
 
+    # --- rounds ---
+
+    def write_in_round(self, queue: Committable) -> None:
+        """Let the writer write what `queue` has collected, which takes long.
+
+        One round runs at a time. What a queue of it collects meanwhile is written after it: at once
+        if that takes a short time, else by the next round. Replies wait for the round after which
+        it is written.
+        """
+        self._next_write.queues[queue] = None
+        if self.writing is None:
+            self._begin_writes()
+
+    def _begin_writes(self) -> None:
+        begun, self._next_write = self._next_write, WriteRound()
+        self.writing = begun
+        for queue in begun.queues:
+            queue.begin_write()
+        self.writer.run(begun.run, lambda error: self._end_writes(begun, error))
+
+    def _end_writes(self, ended: WriteRound, error: BaseException | None) -> None:
+        """End a round; commit what waited for it, and begin the next one if need be."""
+        if ended is not self.writing:
+            return  # `finish_writing` has done so
+        ended.end(error)
+        self.failures.update(ended.failures)
+        self.dirty += ended.queues  # the journals grew, so the commit must check upkeep
+        self._will_sync(ended, ended.queues)
+        following = self._next_write
+        waiting, following.queues = following.queues, {}
+        for queue in waiting:
+            failure = ended.failures.get(queue) or queue.commit()
+            if failure is not None:
+                self.failures[queue] = following.failures[queue] = failure
+        self._will_sync(following, waiting)
+        self.writing = None
+        if following.queues:
+            self._begin_writes()
+        elif waiting:
+            following.has_ended = True
+            self._next_write = WriteRound()
+        self.on_written()
+        self._call_after_writing()
+
+    def _will_sync(self, one: WriteRound, written: Iterable[Committable]) -> None:
+        """Let those who wait for a round wait until queues are synced, too, if they must be."""
+        covering = self.syncs.request(self.syncs.unsynced.intersection(written))
+        if covering is not None:
+            one.syncs.append(covering)
+
+    def finish_writing(self) -> None:
+        """Have everything written when this returns: wait for the writer, or do its work."""
+        while (running := self.writing) is not None:
+            running.run()
+            self._end_writes(running, None)
+
+    def is_writing(self, queue: Committable) -> bool:
+        """Whether `queue` is in a round that has not ended."""
+        running = self.writing
+        if running is None:
+            return False
+        return queue in self._next_write.queues or (
+            queue in running.queues and not running.has_ended
+        )
+
+    def writing_of(self, queues: Iterable[Committable]) -> dict[Committable, Round]:
+        """Return the rounds that changes to `queues` wait for, by queue, as far as they must."""
+        running = self.writing
+        rounds: dict[Committable, Round] = {}
+        if running is not None:
+            for queue in queues:
+                if queue in self._next_write.queues:
+                    rounds[queue] = self._next_write
+                elif queue in running.queues:
+                    rounds[queue] = running
+        return rounds
+
+    def take_rounds(self) -> Mapping[Committable, Round]:
+        """Return the rounds that replies have to wait for, by the queues that they depend on.
+
+        Replies are taken after a commit: to what was written now, the round is one of syncs.
+        """
+        rounds: dict[Committable, Round] = {}
+        unsynced = self.syncs.take_unsynced()
+        covering = self.syncs.request(unsynced)
+        if covering is not None:
+            rounds = dict.fromkeys(unsynced, covering)
+        if self.writing is not None:
+            rounds.update(self.writing_of((*self.writing.queues, *self._next_write.queues)))
+        return rounds
+
+    def after_writing(self, queues: Iterable[Committable], call: AfterWriting) -> None:
+        """Call `call` when what `queues` have collected is written; at once if no round has to."""
+        rounds = self.writing_of(queues)
+        if rounds:
+            self._after_writing.append((rounds, call))
+        else:
+            call(None)
+
+    def _call_after_writing(self) -> None:
+        waiting, self._after_writing = self._after_writing, []
+        for rounds, call in waiting:
+            if all(one.has_ended for one in rounds.values()):
+                failures = [
+                    one.failures[queue] for queue, one in rounds.items() if queue in one.failures
+                ]
+                call(failures[0] if failures else None)
+            else:
+                self._after_writing.append((rounds, call))
+
     # --- as time goes by ---
 
     @property
@@ -347,8 +555,8 @@ class GroupCommit:
 
 def sync_now(*queues: Committable) -> JournalError | None:
     """Force to disk what queues have written, while nobody else uses them; return a failure."""
-    alone = SyncRound(0)
-    alone.queues.update(queues)
+    alone = SyncRound()
+    alone.queues = dict.fromkeys(queues)
     alone.run()
     alone.end()
     return next(iter(alone.failures.values()), None)

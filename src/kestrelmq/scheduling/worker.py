@@ -22,8 +22,8 @@ Useless = deque[Any] | list[Any]
 """Items, or dicts of a few thousand items."""
 Result = TypeVar("Result")
 
-WRITE_AHEAD_SIZE: Final = 1 << 20
-"""An item with so many bytes of data, or more, is written by a worker, as that takes long."""
+LARGE_ITEM: Final = 1 << 20
+"""Bytes of a record that takes long to be copied or written: a worker does that."""
 _PAUSE: Final = 100e-6
 """Seconds; long enough for a thread that waits for the interpreter to get it."""
 _LONGEST_PAUSE: Final = 1e-3

@@ -369,7 +369,7 @@ class Server:
                 await timed.wait()
             await asyncio.sleep(_TIMER_PERIOD)
             await in_slices(self._collection.checking_deadlines(), self._turns)
-            self._turns.sync(commits.syncs.take_due(loop.time()))
+            commits.syncs.request(commits.syncs.take_due(loop.time()))
 
     async def _do_upkeep(self, log_counts: Callable[[], None]) -> None:
         """Do the upkeep of the log and the journals, and spare the garbage collector long queues.

@@ -14,12 +14,12 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from kestrelmq.errors import JournalError
 from kestrelmq.queues.counters import Counters
-from kestrelmq.scheduling.durability import Committable
+from kestrelmq.scheduling.durability import Committable, Round
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies
@@ -470,10 +470,7 @@ class Connection(TurnConnection):
             self.stall()
 
     def reply(
-        self,
-        failures: Mapping[Committable, JournalError],
-        unsynced: Collection[Committable],
-        sync: int,
+        self, failures: Mapping[Committable, JournalError], rounds: Mapping[Committable, Round]
     ) -> None:
         """Send the replies of the turn."""
         self._queued = False
@@ -483,7 +480,7 @@ class Connection(TurnConnection):
         self.reply_count += len(replies.extents)
         if failures or replies.failure is not None:
             replies.fail(failures, self._session.failure_reply)
-        data = replies.take(unsynced, sync)
+        data = replies.take(rounds)
         if data is None:
             return
         if self._unsent or self.paused:
@@ -500,9 +497,9 @@ class Connection(TurnConnection):
         if self.closing and not self._unsent:
             self.close()
 
-    def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Send the replies that waited for rounds of syncs up to number `sync`."""
-        data = self.replies.synced(sync, failures, self._session.failure_reply)
+    def round_ended(self) -> None:
+        """Send the replies whose rounds are over."""
+        data = self.replies.take_held(self._session.failure_reply)
         if not self._is_closed and (data or not self.replies.is_held):
             self._transmit(data)
         if self.closing and not self._unsent and not self.replies.is_held:
@@ -514,7 +511,7 @@ class Connection(TurnConnection):
 
     @property
     def is_held(self) -> bool:
-        """Whether replies wait for a sync."""
+        """Whether replies wait for a round."""
         return self.replies.is_held
 
     @property

@@ -1,17 +1,18 @@
 """The replies of a client, in order, until they may be sent.
 
 A reply may be sent once the queues that it depends on are written and, where their settings demand
-it, synced. If that fails, an error from the session replaces it; but one that hands out items which
-were removed is sent although they are not synced, because nobody else would get them.
+it, synced: when the rounds that do so are over. If that fails, an error from the session replaces
+it; but one that hands out items which were removed is sent although they are not synced, because
+nobody else would get them.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from kestrelmq.errors import JournalError, NotSynced
 from kestrelmq.format.records import ADDX_HEADER
-from kestrelmq.scheduling.durability import Committable
+from kestrelmq.scheduling.durability import Committable, Round, failures_of
 
 Queues = Committable | tuple[Committable, ...] | None
 """The queues that a reply depends on: one, several, or none."""
@@ -49,7 +50,7 @@ class Replies:
 
     Attributes:
         parts: the parts of this turn's replies.
-        rest: what is to be sent after what `take` or `synced` returned: a large part, and what
+        rest: what is to be sent after what `take` or `take_held` returned: a large part, and what
             follows it.
         extents: the place of each of these replies in `parts`, and the queues it depends on.
         failure: why the next reply must be replaced, if an empty one before it failed.
@@ -63,11 +64,11 @@ class Replies:
         self._has_large = False
         self.extents: list[Extent] = []
         self.failure: JournalError | None = None
-        self._held: deque[tuple[int, list[Part], list[Extent]]] = deque()
+        self._held: deque[tuple[list[Round], list[Part], list[Extent]]] = deque()
 
     @property
     def is_held(self) -> bool:
-        """Whether replies wait for a sync."""
+        """Whether replies wait for a round."""
         return bool(self._held)
 
     def add(self, reply: bytes, queues: Queues) -> None:
@@ -106,20 +107,20 @@ class Replies:
         """Replace this turn's replies that depend on a queue in `failures`."""
         self._replace(self.parts, self.extents, failures, failure_reply)
 
-    def take(self, unsynced: Collection[Committable], sync: int) -> bytes | None:
-        """Take this turn's replies, whose changes were written.
+    def take(self, rounds: Mapping[Committable, Round]) -> bytes | None:
+        """Take this turn's replies.
 
         Args:
-            unsynced: queues whose replies wait until round `sync` of the syncs is done.
-            sync: see `unsynced`.
+            rounds: by queue, the round that replies wait for if they depend on that.
 
         Returns:
-            The bytes to send now; None when all replies wait, for that round or an earlier one.
+            The bytes to send now; None when all replies wait, for such rounds or earlier ones.
         """
         parts, extents = self.parts, self.extents
-        if self._held or (unsynced and _depend(extents, unsynced)):
+        waits_for = _rounds_of(extents, rounds) if rounds else []
+        if self._held or waits_for:
             if parts:
-                self._held.append((sync, parts.copy(), extents.copy()))
+                self._held.append((waits_for, parts.copy(), extents.copy()))
                 parts.clear()
                 extents.clear()
             return None
@@ -141,17 +142,12 @@ class Replies:
         self.rest += parts[first:]
         return b"".join(cast(list[bytes], parts[:first]))
 
-    def synced(
-        self,
-        sync: int,
-        failures: Mapping[Committable, JournalError],
-        failure_reply: FailureReply,
-    ) -> bytes:
-        """Return the replies that waited for rounds up to `sync`, which had these `failures`."""
+    def take_held(self, failure_reply: FailureReply) -> bytes:
+        """Return the replies that waited for rounds which are over; errors replace some of them."""
         due: list[Part] = []
-        while self._held and self._held[0][0] <= sync:
-            _, parts, extents = self._held.popleft()
-            self._replace(parts, extents, failures, failure_reply)
+        while self._held and _are_over(self._held[0][0]):
+            rounds, parts, extents = self._held.popleft()
+            self._replace(parts, extents, failures_of(rounds), failure_reply)
             due += parts
         return self._up_to_large(due) if self._has_large else b"".join(cast(list[bytes], due))
 
@@ -193,6 +189,15 @@ def _each(queues: Queues) -> tuple[Committable, ...]:
     return queues if isinstance(queues, tuple) else (queues,)
 
 
-def _depend(extents: list[Extent], queues: Collection[Committable]) -> bool:
-    """Whether any of the replies depends on one of `queues`."""
-    return any(queue in queues for _, _, some, _ in extents for queue in _each(some))
+def _rounds_of(extents: list[Extent], rounds: Mapping[Committable, Round]) -> list[Round]:
+    """Return the rounds that these replies wait for."""
+    found: dict[Round, None] = {}
+    for _, _, queues, _ in extents:
+        for queue in _each(queues):
+            if queue in rounds:
+                found[rounds[queue]] = None
+    return list(found)
+
+
+def _are_over(rounds: list[Round]) -> bool:
+    return all(one.is_over for one in rounds)

@@ -41,7 +41,6 @@ class JournalState:
         since_rewrite: seconds since the last rewrite began; None before the first.
         packable: of the files up to the newest passed checkpoint.
         packed: about that of the pack that would replace them.
-        uncheckpointed: of the rotated files that are not covered by a checkpoint yet.
     """
 
     size: int
@@ -53,7 +52,6 @@ class JournalState:
     since_rewrite: float | None = None
     packable: int = 0
     packed: int = 0
-    uncheckpointed: int = 0
 
 
 def decide(state: JournalState, config: QueueConfig) -> Action:
@@ -69,9 +67,7 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
     - The same, unless `disable_aggressive_rewrites`, if the queue is wholly in memory, the journal
       is larger than `default_journal_size`, and 15/16 of it are dead. A queue that is being drained
       will soon be mostly empty, and copying a good part of it would be in vain.
-    - The current file is larger than `max_memory_size`: rotate it. In read-behind, everything
-      written since the last checkpoint counts, because large items may have spread that over
-      several files.
+    - The current file is larger than `max_memory_size`: rotate it.
 
     No rule copies more than three times what it frees. So together they cost at most a fixed
     multiple of writing the journal, whatever the sizes, and no number of open reads leads to a
@@ -104,8 +100,7 @@ def decide(state: JournalState, config: QueueConfig) -> Action:
             and 16 * dead >= 15 * state.size
         ):
             return Action.REWRITE
-    grown = state.current_size + (state.uncheckpointed if state.read_behind else 0)
-    if grown > config.max_memory_size:
+    if state.current_size > config.max_memory_size:
         return Action.ROTATE
     return Action.NOTHING
 

@@ -289,8 +289,11 @@ class Upkeep:
             self.attend()
 
     def attend(self) -> None:
-        """Decide what to do, and begin it. All changes must have been committed."""
-        if not isinstance(self.state, Idle):
+        """Decide what to do, and begin it, unless the journal is being written.
+
+        All changes must have been committed.
+        """
+        if not isinstance(self.state, Idle) or self._journal.is_writing:
             return
         if self._journal.suspect:
             self._rewrite()
@@ -342,7 +345,6 @@ class Upkeep:
             since_rewrite=since,
             packable=packable,
             packed=packed,
-            uncheckpointed=journal.rotated_ahead,
         )
 
     def _files_to(self, name: str) -> list[str]:
@@ -635,6 +637,8 @@ class Upkeep:
         head, and are not in the new file's order.
         """
         self._write_now()
+        if not self._changes.are_written:
+            return False  # the writer has them
         backlog = self._backlog
         in_memory, given_back = backlog.memory_items, self._reads.given_back - work.given_back
         fitting = backlog.fitting_items()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.clock import SystemClock, no_pause
+from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.errors import JournalError, QueueUnavailable
@@ -14,17 +14,16 @@ from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.packing import pack
 from kestrelmq.queue.delayed import SLICE_ITEMS
-from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.queues.stats import queue_texts
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.tools.export_rows import from_json, to_json
 from kestrelmq.tools.import_export import import_rows, rows
 from kestrelmq.tools.journal_files import select
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
-from tests.support.held_worker import HeldWorker, LateWorker
+from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.open_reads import data_by_xid
 
@@ -346,46 +345,7 @@ def test_they_take_no_more_memory_than_waiting_items(tmp_path: Path) -> None:
     spool.close()
 
 
-LARGE = b"x" * WRITE_AHEAD_SIZE
-
-
-def ahead(path: Path) -> list[str]:
-    """Return the names of the files with items that were written ahead."""
-    return [file.name for file in path.iterdir() if "~~ahead" in file.name]
-
-
-def held_writer(spool: Spool) -> HeldWorker:
-    """Return what writes the large items of the queues from now on, step by step."""
-    writer = HeldWorker()
-    spool.collection.commits.writer = writer
-    return writer
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_worker_writes_a_large_item_that_is_due(tmp_path: Path, *, restarts: bool) -> None:
-    """Others are served meanwhile; those that are due later join after it, in their order."""
-    spool = Spool(tmp_path, max_memory_size=4 * len(LARGE))
-    spool.delay(b"before", 1)
-    spool.delay(LARGE, 2)
-    spool.delay(b"after", 3)
-    if restarts:
-        rewrite(companion(spool))
-        spool.restart()
-    writer = held_writer(spool)
-    spool.advance(4)
-    assert (spool.items(), len(writer)) == ([b"before"], 1)
-    spool.add(b"meanwhile")
-    spool.advance(1)
-    assert (spool.items(), spool.queue().delayed_items) == ([b"before", b"meanwhile"], 2)
-    assert writer.step()
-    assert spool.items() == [b"before", b"meanwhile", LARGE]
-    spool.advance(2)
-    expected = [b"before", b"meanwhile", LARGE, b"after"]
-    assert (spool.items(), spool.queue().delayed_items, len(writer)) == (expected, 0, 0)
-    assert all(type(record) is bytes for record in spool.queue().browse(4))
-    spool.restart()
-    assert (spool.items(), ahead(tmp_path)) == (expected, [])
-    spool.close()
+LARGE = b"x" * LARGE_ITEM
 
 
 def test_a_large_item_that_expires_joins_and_expires(tmp_path: Path) -> None:
@@ -408,75 +368,32 @@ def _unexpected(error: Exception) -> None:
     raise AssertionError(error)
 
 
-@pytest.mark.parametrize("end", ["flush", "delete"])
-def test_a_large_item_that_is_dropped_while_it_is_written(tmp_path: Path, end: str) -> None:
-    """It does not join, and leaves no file."""
-    spool = Spool(tmp_path)
-    spool.delay(LARGE, 1)
-    writer = held_writer(spool)
-    spool.advance(1)
-    getattr(spool.collection, end)("jobs")
-    assert writer.step()
-    spool.delay(b"next", 1)
-    spool.advance(1)
-    assert (spool.items(), ahead(tmp_path)) == ([b"next"], [])
-    spool.restart()
-    assert spool.items() == [b"next"]
-    spool.close()
-
-
-@pytest.mark.parametrize("step", ["append", "rename"])
-def test_a_large_item_that_cannot_be_written_is_tried_again(tmp_path: Path, step: str) -> None:
+def test_a_large_item_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
     """A second later, as any other."""
     directory = breakable(tmp_path)
     spool = Spool(tmp_path / "queues", directory)
     spool.delay(LARGE, 1)
-    directory.break_steps(step)
-    spool.advance(1)
+    directory.break_steps("append")
+    spool.clock.advance(1)
+    spool.collection.check_deadlines()
+    assert spool.collection.commits.commit()
     assert (spool.items(), spool.queue().delayed_items) == ([], 1)
     assert spool.queue().failure is not None
     directory.mend()
     spool.advance(2)
     assert (spool.items(), spool.queue().delayed_items) == ([LARGE], 0)
-    assert ahead(tmp_path / "queues") == []
     spool.close()
 
 
-def test_a_bug_while_a_large_item_is_written_loses_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged, and tried again."""
-    directory = breakable(tmp_path)
-    spool = Spool(tmp_path / "queues", directory)
-    spool.delay(LARGE, 1)
-
-    def show_bug(point: str) -> bool:
-        if point.startswith("append") and "~~ahead" in point:
-            raise ValueError("a bug")
-        return False
-
-    directory.fail = show_bug
-    spool.advance(1)
-    directory.mend()
-    assert "a delayed item of queue jobs was not written" in caplog.text
-    assert spool.items() == []
-    spool.advance(2)
-    assert spool.items() == [LARGE]
-    spool.close()
-
-
-@pytest.mark.parametrize("writer", [HeldWorker(), LateWorker()])
-def test_a_large_item_joins_without_a_journal(tmp_path: Path, writer: HeldWorker) -> None:
-    """A thread copies it, if it must be copied."""
+def test_a_large_item_joins_without_a_journal(tmp_path: Path) -> None:
+    """As any other."""
     spool = Spool(tmp_path, keep_journal=False)
     spool.delay(LARGE, 1)
     spool.delay(LARGE, 2)
-    spool.collection.commits.writer = writer
     spool.advance(1)
-    while writer.step():
-        spool.advance(2)
+    spool.advance(2)
     assert spool.queue().failure is None
-    assert (spool.items(), ahead(tmp_path)) == ([LARGE, LARGE], [])
+    assert spool.items() == [LARGE, LARGE]
     spool.close()
 
 
@@ -902,9 +819,7 @@ def test_a_child_whose_delayed_items_are_damaged_is_passed_over(
     spool = Spool(tmp_path)
     due = spool.clock.now() + SECOND
     assert spool.collection.add("jobs", b"a", due=due, mark=mark)
-    large = WrittenAhead(spool.queue(), due, 0, mark and PutMark(b"p", 2), is_delayed=True)
-    large.write(LARGE, no_pause)
-    assert large.add()
+    assert spool.collection.add("jobs", LARGE, due=due, mark=mark and PutMark(b"p", 2))
     spool.add(b"now")
     spool.advance(1)
     spool.advance(1)

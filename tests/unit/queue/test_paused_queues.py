@@ -8,7 +8,6 @@ import pytest
 from kestrelmq.config import ServerConfig
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import Item, item_data
-from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.local_queues import LocalQueues, queue_settings
@@ -65,21 +64,7 @@ def test_adding_to_a_queue_whose_writes_are_paused_is_refused(spool: LocalQueues
     assert spool.queue().refusals.paused == 1
     assert spool.queue().writes_paused
     assert not spool.queue().has_room(1)
-    assert not spool.queue().can_write_ahead
     assert spool.drain() == [b"one", b"two"]
-
-
-def test_an_item_that_is_being_written_ahead_is_refused(spool: LocalQueues) -> None:
-    """Its file is removed."""
-    queue = spool.queue()
-    large = WrittenAhead(queue, spool.clock.now(), 0)
-    large.write(b"large", lambda: None)
-    spool.collection.pause("jobs", Paused.WRITES)
-    with pytest.raises(QueueUnavailable, match="paused for writes"):
-        large.add()
-    large.discard()
-    assert not list(spool.config.queue_path.glob("jobs~~*"))
-    assert spool.items() == [b"one", b"two"]
 
 
 def test_open_reads_can_be_ended_while_all_is_paused(spool: LocalQueues) -> None:

@@ -71,10 +71,10 @@ def large_queue(path: Path) -> tuple[LocalQueues, HeldWorker, list[bytes]]:
     A thread that a test controls reads the others.
     """
     spool = LocalQueues(queue_settings(path, max_memory_size=1000))
-    reader = HeldWorker()
-    spool.collection.commits.writer = reader
     items = [b"%d" % number * LARGE_RECORD for number in range(3)]
     spool.add(*items)
+    reader = HeldWorker()
+    spool.collection.commits.writer = reader
     assert spool.queue().memory_items == 1
     return spool, reader, items
 

@@ -120,7 +120,6 @@ def test_a_short_disk_takes_no_items(tmp_path: Path, name: str) -> None:
         with pytest.raises(QueueUnavailable, match="less room than min_free_disk"):
             add(b"three")
     assert not queue.has_room(1)
-    assert not queue.can_write_ahead
     queue.confirm(read[0])
     assert not spool.collection.commits.commit()
     assert (queue.refusals.disk, queue.refusals.failed) == (2, 0)

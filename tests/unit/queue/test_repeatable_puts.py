@@ -8,11 +8,10 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.format.records import Item, item, item_data
+from kestrelmq.format.records import Item, item_data
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.producers import MAX_PRODUCERS
-from kestrelmq.queue.large_items import WrittenAhead
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.durability import sync_now
@@ -348,48 +347,6 @@ def test_without_a_journal(tmp_path: Path) -> None:
     assert queues.items() == [b"a"]
     queues.once(b"b", 2)
     assert queues.items() == [b"a", b"b"]
-    queues.close()
-
-
-def test_a_large_item_is_written_ahead(tmp_path: Path) -> None:
-    """With its mark; xids go on as if nothing had happened, although they did meanwhile."""
-    queues = spool(tmp_path)
-    queue = queues.queue()
-    queues.add(b"first", b"second")
-    record, mark = item(queues.clock.now(), 0, b"large"), PutMark(b"p", 1)
-    files = [queue.new_file_name() for _ in range(3)]
-    for file in files:
-        queue.write_ahead(file, record, lambda: None, queue.mark_note(mark))
-    assert queues.open_read() == 1
-    assert queue.confirm(1)
-    for file in files:
-        assert queue.accept_written_ahead(record, file, mark=mark)
-    queues.commit()
-    assert queues.open_read() == 2
-    assert queue.confirm(2)
-    queues.commit()
-    assert queues.items() == [b"large"]
-    assert queues.once(b"again", 1)
-    assert {file.name for file in tmp_path.iterdir()}.isdisjoint(files)
-    queues.restart()
-    assert queues.items() == [b"large"]
-    assert queues.once(b"again", 1)
-    assert len(queues.queue()) == 1
-    assert queues.queue().last_xid == 2
-    queues.close()
-
-
-def test_a_written_ahead_item_may_be_refused(tmp_path: Path) -> None:
-    """If what it comes after is missing; its file is removed."""
-    queues = spool(tmp_path)
-    queue = queues.queue()
-    for accepted in (False, True):
-        large = WrittenAhead(queue, queues.clock.now(), 0, PutMark(b"p", 2, 1))
-        large.write(b"large", lambda: None)
-        assert large.add() is accepted
-        queues.once(b"small", 1)
-    queues.restart()
-    assert queues.items() == [b"small", b"large"]
     queues.close()
 
 

@@ -11,6 +11,7 @@ from kestrelmq.errors import JournalError
 from kestrelmq.format.describing import describe_records
 from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, item, save_xid
 from kestrelmq.queues.collection import QueueCollection
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
 
@@ -55,21 +56,20 @@ def test_each_record_of_an_operation_is_told() -> None:
 def test_what_is_written_in_its_own_way_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A large item, whose record has a file of its own; a flush is one line, not one an item."""
+    """A large item, which is written in a round; a flush is one line, not one an item."""
     caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
     config = ServerConfig(queue_path=tmp_path, default=QueueConfig(enable_trace=True))
     collection = QueueCollection(config, FakeClock())
     collection.open()
     queue = collection.obtain("jobs")
-    record, file = item(1000, 0, b"large"), queue.new_file_name()
-    queue.write_ahead(file, record, lambda: None)
-    assert queue.accept_written_ahead(record, file)
+    queue.add_record(item(1000, 0, bytes(LARGE_ITEM)))
+    assert not collection.commits.commit()
     queue.add(b"")
     assert queue.flush() == 2
     collection.close()
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        "queue jobs: ADDX 5 bytes at 1970-01-01T00:00:01.000Z",
+        f"queue jobs: ADDX {LARGE_ITEM} bytes at 1970-01-01T00:00:01.000Z",
         *[line for line in told if "ADDX 0 bytes" in line],
         "queue jobs: REMOVE, 2 times",
     ]

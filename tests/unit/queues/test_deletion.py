@@ -105,7 +105,6 @@ def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
     for _ in range(20):
         spool.add(bytes(200))
         spool.collection.tick()
-    assert not spool.collection.queues["jobs"].can_write_ahead
     assert spool.disk.names() == before
     while spool.deleting.step():
         pass

@@ -10,11 +10,11 @@ from kestrelmq.clock import no_pause
 from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter, dead_letter
-from kestrelmq.format.records import item_deliveries
+from kestrelmq.format.records import item, item_deliveries
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queues.browsing import View
 from kestrelmq.queues.moving import SLICE_BYTES, SLICE_ITEMS, Copy, Move, Moved, Redrive
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE, run_to_end
+from kestrelmq.scheduling.worker import LARGE_ITEM, run_to_end
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
 from tests.support.real_directory import SimulatedCrash
@@ -280,7 +280,7 @@ def dead_letters(path: Path, **queues: QueueConfig) -> LocalQueues:
 def fail(spool: LocalQueues, name: str, *items: bytes) -> None:
     """Add items to a queue only, and let each fail there."""
     for data in items:
-        assert spool.queue(name).add_alone(data)
+        assert spool.queue(name).add_alone(item(spool.clock.now(), 0, data))
         spool.queue(name).give_back((spool.open_read(name),), why="it is bad")
         spool.commit()
 
@@ -301,7 +301,7 @@ def redrive(spool: LocalQueues, target: str | None = None, *refused: str) -> tup
     return work.moved, work.stopped
 
 
-@pytest.mark.parametrize("size", [1, WRITE_AHEAD_SIZE])
+@pytest.mark.parametrize("size", [1, LARGE_ITEM])
 def test_each_dead_letter_goes_to_its_own_origin_only(tmp_path: Path, size: int) -> None:
     """Not to fanout children, nor to a master; the settings of many queues may name the same."""
     spool = dead_letters(tmp_path)
@@ -329,7 +329,7 @@ def test_each_dead_letter_goes_to_its_own_origin_only(tmp_path: Path, size: int)
     spool.close()
 
 
-@pytest.mark.parametrize("size", [1, WRITE_AHEAD_SIZE])
+@pytest.mark.parametrize("size", [1, LARGE_ITEM])
 def test_a_named_target_gets_them_all_and_its_children_none(tmp_path: Path, size: int) -> None:
     """Those, too, whose origin is not known."""
     spool = dead_letters(tmp_path)
@@ -353,7 +353,7 @@ def test_letters_whose_origin_cannot_have_them_stay(tmp_path: Path) -> None:
     for name in ("gone", "forbidden", "work"):
         fail(spool, name, name.encode())
     spool.add(b"unknown", name="dead")
-    fail(spool, "work", b"large" * WRITE_AHEAD_SIZE)
+    fail(spool, "work", b"large" * LARGE_ITEM)
     spool.collection.delete("gone")
     moved, stopped = redrive(spool, None, "forbidden")
     assert moved == 2

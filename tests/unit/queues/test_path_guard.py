@@ -54,7 +54,7 @@ def test_nothing_is_acknowledged_until_the_queue_path_is_back(
     assert items_on_disk(spool.path) == [b"before", b"after"]
 
 
-def test_what_was_written_ahead_may_be_lost_with_the_queue_path(tmp_path: Path) -> None:
+def test_what_was_written_early_may_be_lost_with_the_queue_path(tmp_path: Path) -> None:
     """So all that was done within the turn in which that is seen is an error."""
     spool = Spool(tmp_path)
     queue, memory = spool.queue("jobs"), spool.queue("memory")

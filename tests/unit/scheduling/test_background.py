@@ -10,10 +10,9 @@ import pytest
 from kestrelmq.config import QueueConfig
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.records import Item, add_xid, item, item_data, save_xid, unremove
-from kestrelmq.queue.departures import LargeMove
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
-from kestrelmq.scheduling.durability import GroupCommit
+from kestrelmq.scheduling.durability import GroupCommit, SyncRound
 from kestrelmq.server.loop.background import kept_running
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
@@ -348,7 +347,13 @@ def failing_queue(error: Exception) -> Queue:
         def sync(self, *_: object, **__: object) -> JournalError | None:
             raise error
 
-        def prepare(self, *_: object, **__: object) -> LargeMove | None:
+        def has_room(self, *_: object) -> bool:
+            raise error
+
+        def being_written(self, *_: object) -> list[Queue]:
+            raise error
+
+        def syncing(self, *_: object) -> SyncRound:
             raise error
 
     clock = FakeClock()

@@ -203,6 +203,7 @@ def test_memory_of_a_closed_connection(tmp_path: Path, state: str) -> None:
         await begin(turning, client)
         await turning.hang_up(client)
         await turning.until(lambda: not turning.connections)
+        await turning.until(lambda: turning.collection.commits.writing is None)
 
     with Turning(tmp_path, configured(tmp_path)) as turning, no_collector():
         turning.run(scenario())

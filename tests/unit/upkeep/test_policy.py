@@ -88,13 +88,6 @@ def test_a_file_longer_than_memory_is_rotated(read_behind: bool, is_empty: bool)
     assert decide(replace(long, current_size=128 * MIB), LIMITS) is Action.NOTHING
 
 
-def test_large_items_have_files_of_their_own_and_count_together_in_read_behind() -> None:
-    """There, what was written since the last checkpoint matters; elsewhere, the current file."""
-    behind = state(900, 800, read_behind=True, current_size=8 * MIB, uncheckpointed=121 * MIB)
-    assert decide(behind, LIMITS) is Action.ROTATE
-    assert decide(replace(behind, read_behind=False), LIMITS) is Action.NOTHING
-
-
 @pytest.mark.parametrize("aggressive", [True, False])
 @pytest.mark.parametrize("live", [1, 30, 128])
 @pytest.mark.parametrize("default", [16, 1000])

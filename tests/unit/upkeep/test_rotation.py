@@ -6,7 +6,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import item, item_data
+from kestrelmq.format.records import item_data
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.upkeep import upkeep
@@ -101,22 +101,6 @@ def test_a_worker_that_falls_behind_puts_a_rotation_off(
     assert rotations(directory) > 0
     assert max(in_rotations(directory), default=0) <= REST
     collection.close()
-
-
-def test_a_large_item_is_synced_before_it_is_added(directory: RecordingDirectory) -> None:
-    """And so is all that came before; adding it waits for what came in between."""
-    collection = opened(directory)
-    queue = collection.obtain("jobs")
-    for number in range(3):
-        queue.add(bytes(3000))
-        assert not collection.commits.commit()
-        record, file = item(1000, 0, bytes(5000)), queue.new_file_name()
-        queue.write_ahead(file, record, lambda: None)
-        queue.add(b"%d between" % number)
-        assert queue.accept_written_ahead(record, file)
-        assert not collection.commits.commit()
-    collection.close()
-    assert in_rotations(directory) == [30, 30, 30]
 
 
 def test_a_deletion_syncs_no_contents(directory: RecordingDirectory) -> None:

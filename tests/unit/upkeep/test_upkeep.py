@@ -18,7 +18,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
-from kestrelmq.format.records import ADDX_HEADER, item, item_data
+from kestrelmq.format.records import ADDX_HEADER, item_data
 from kestrelmq.format.scanning import decode
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
@@ -829,21 +829,3 @@ def test_a_rewrite_ends_the_checkpoints_of_its_files(tmp_path: Path) -> None:
         while (record := queue.remove()) is not None:
             found.append(item_data(record))
         assert found == list(expected)
-
-
-def test_files_of_large_items_count_up_to_the_next_checkpoint_only(tmp_path: Path) -> None:
-    """A current file is not rotated for what an earlier rotation had counted already."""
-    with queues(tmp_path) as collection:
-        queue = collection.obtain("jobs")
-        for number in range(30):
-            record = item(FakeClock().now(), 0, b"%d" % number * 2000)
-            file = queue.new_file_name()
-            queue.write_ahead(file, record, lambda: None)
-            queue.accept_written_ahead(record, file)
-            commit(collection)
-        assert queue.read_behind
-        before = queue.journal.rotations
-        for _ in range(100):
-            queue.add(b"x" * 100)
-            commit(collection)
-        assert queue.journal.rotations <= before + 1

@@ -10,9 +10,10 @@ Changes that asyncio callbacks make are committed before the next wait. Turns fo
 without returning to asyncio until a timer is due, another descriptor is ready, or an asyncio
 callback was scheduled (see `event_loop.ServerEventLoop`).
 
-Connections hold the replies that wait for a sync. A thread runs the rounds of fsyncs, one at a time
-(see `SyncScheduler`). The next round begins once no client has anything more to say, but waits for
-that no longer than the last round took: an fsync costs much CPU, and covers all that was written.
+Connections hold the replies that wait for a round, of writes or of fsyncs. A thread runs the rounds
+of fsyncs, one at a time (see `SyncScheduler`). The next round begins once no client has anything
+more to say, but waits for that no longer than the last round took: an fsync costs much CPU, and
+covers all that was written.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from typing import Final
 from kestrelmq.clock import TurnClock, no_pause
 from kestrelmq.errors import JournalError
 from kestrelmq.queues.metrics import Latencies
-from kestrelmq.scheduling.durability import Committable, GroupCommit
+from kestrelmq.scheduling.durability import Committable, GroupCommit, Round, Rounds, failures_of
 from kestrelmq.scheduling.worker import Done, Job, JobRunner
 from kestrelmq.server.loop.busy_poll import BusyPoll
 from kestrelmq.server.loop.event_loop import MAX_EVENTS, READABLE, TurnSelector
@@ -53,6 +54,7 @@ _MANY: Final = 16
 """Many clients are busy if the ready ones were last served more than so many events ago."""
 
 AfterCommit = Callable[[Mapping[Committable, JournalError]], None]
+_NO_ROUNDS: Final[Mapping[Committable, Round]] = {}
 
 log = logging.getLogger(__name__)
 
@@ -81,27 +83,23 @@ class TurnConnection:
         raise NotImplementedError
 
     def reply(
-        self,
-        failures: Mapping[Committable, JournalError],
-        unsynced: Collection[Committable],
-        sync: int,
+        self, failures: Mapping[Committable, JournalError], rounds: Mapping[Committable, Round]
     ) -> None:
         """Send the replies of the turn.
 
         Args:
             failures: queues that could not be written, whose replies become errors.
-            unsynced: queues whose replies wait until round `sync` of the syncs is done.
-            sync: see `unsynced`.
+            rounds: by queue, the rounds that replies wait for.
         """
         raise NotImplementedError
 
-    def synced(self, sync: int, failures: Mapping[Committable, JournalError]) -> None:
-        """Send the replies that waited for rounds of syncs up to number `sync`."""
+    def round_ended(self) -> None:
+        """Send the replies whose rounds are over."""
         raise NotImplementedError
 
     @property
     def is_held(self) -> bool:
-        """Whether replies wait for a sync."""
+        """Whether replies wait for a round."""
         raise NotImplementedError
 
 
@@ -219,14 +217,15 @@ class TurnLoop:
         self._commits = commits
         self._syncs = commits.syncs
         self._sync_thread: JobRunner = SyncThread(self)
-        self._round_began = self._round_ended = 0.0
+        self._last_began = self._last_ended = 0.0
         self._held: dict[TurnConnection, None] = {}
-        self._after_sync: list[tuple[int, AfterCommit]] = []
+        self._after_rounds: list[tuple[Rounds, AfterCommit]] = []
         self._connections: dict[int, TurnConnection] = {}
         self._gather = False
         self._began = 0.0
         self._slow_share_ends = 0.0
-        self._after_commit: list[AfterCommit] = []
+        self._after_commit: list[tuple[Collection[Committable], AfterCommit]] = []
+        commits.on_written = self._round_ended
 
     def add(self, descriptor: int, connection: TurnConnection, events: int) -> None:
         """Serve `connection` when `descriptor` has one of `events` (flags of `selectors`)."""
@@ -255,13 +254,13 @@ class TurnLoop:
         return now > self._slow_share_ends
 
     async def committed(self, *queues: Committable) -> None:
-        """Wait until all changes made so far are written to the journals, but not for a sync.
+        """Wait until all changes made so far are written to the journals, but need not be synced.
 
         Raises:
             JournalError: one of `queues` could not be written; its changes were undone.
         """
         future, complete = _completion(queues)
-        self._after_commit.append(complete)
+        self._after_commit.append((queues, complete))
         await future
 
     async def synced(self, queues: set[Committable]) -> None:
@@ -272,7 +271,9 @@ class TurnLoop:
         """
         if queues:
             future, complete = _completion(queues)
-            self._after_sync.append((self.sync(queues), complete))
+            covering = self._syncs.request(queues)
+            assert covering is not None  # noqa: S101 # it covers the queues
+            self._after_rounds.append(((covering,), complete))
             await future
 
     def run_turns(self, timeout: float | None) -> list[tuple[int, int]]:
@@ -353,29 +354,29 @@ class TurnLoop:
             else None
         )
         failures = commits.commit()
-        unsynced = self._syncs.unsynced
-        sync = self.sync(self._syncs.take_unsynced()) if unsynced else 0
+        rounds = _NO_ROUNDS
+        if self._syncs.unsynced or commits.writing is not None:
+            rounds = commits.take_rounds()
         self.turn_count += 1
         if replying:
             self.replying = []
             for connection in replying:
-                connection.reply(failures, unsynced, sync)
-                if unsynced and connection.is_held:
+                connection.reply(failures, rounds)
+                if rounds and connection.is_held:
                     self._held[connection] = None
         if sample is not None:
             took = time.perf_counter() - self._began
             self.latencies.record_sample(sample, int(took * 1e6))
         if self._after_commit:
             callbacks, self._after_commit = self._after_commit, []
-            for callback in callbacks:
-                callback(failures)
+            for queues, callback in callbacks:
+                waits_for = commits.writing_of(queues)
+                if waits_for:
+                    self._after_rounds.append((tuple(waits_for.values()), callback))
+                else:
+                    callback(failures)
 
     # --- syncs ---
-
-    def sync(self, queues: set[Committable]) -> int:
-        """Request a sync of `queues`; return the number of the round that does it, or 0."""
-        covering = self._syncs.request(queues)
-        return 0 if covering is None else covering.number
 
     def _begin_round(self, *, is_idle: bool) -> None:
         """Begin the next round if no client had anything to say, or if it has waited long enough.
@@ -384,29 +385,33 @@ class TurnLoop:
         too. Otherwise clients fall into two groups that wait for each other's rounds.
         """
         now = time.perf_counter()
-        if is_idle or now - self._round_ended >= self._round_ended - self._round_began:
+        if is_idle or now - self._last_ended >= self._last_ended - self._last_began:
             begun = self._syncs.begin()
             if begun is not None:
-                self._round_began = now
+                self._last_began = now
                 self._sync_thread.run(begun.run, self._end_round)
 
     def _end_round(self, error: BaseException | None) -> None:
-        """Send the replies that waited for the round."""
-        self._round_ended = time.perf_counter()
-        ended = self._syncs.end(error)
+        """Send the replies that waited for the round of syncs."""
+        self._last_ended = time.perf_counter()
+        self._syncs.end(error)
+        self._round_ended()
+
+    def _round_ended(self) -> None:
+        """Send the replies whose rounds, of syncs or of writes, are over."""
         for connection in list(self._held):
             try:
-                connection.synced(ended.number, ended.failures)
+                connection.round_ended()
             except Exception:
-                log.exception("a connection failed to send the replies that waited for a sync")
+                log.exception("a connection failed to send the replies that waited for a round")
             if not connection.is_held:
                 del self._held[connection]
-        waiting, self._after_sync = self._after_sync, []
-        for number, complete in waiting:
-            if number <= ended.number:
-                complete(ended.failures)
+        waiting, self._after_rounds = self._after_rounds, []
+        for rounds, complete in waiting:
+            if all(one.is_over for one in rounds):
+                complete(failures_of(rounds))
             else:
-                self._after_sync.append((number, complete))
+                self._after_rounds.append((rounds, complete))
 
     def close(self) -> None:
         """Wait for the running round of fsyncs, if any; no other round begins after that."""

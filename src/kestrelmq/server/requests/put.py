@@ -1,11 +1,10 @@
-"""Adding items, for every protocol, except the small memcache `set` of the hot path.
+"""Adding items, for every protocol, except the memcache `set` of the hot path.
 
 If the items are delayed, the queues that keep no such items yet begin to, one after the other. A
-thread writes large items first, so that other clients need not wait (`WrittenAhead`). Then the
-items are added, one slice per turn. A slice is written to the journal before
-the next one begins. If a later slice cannot be written, the earlier ones stay and the answer counts
-them; if the first cannot, the answer is the error and nothing was added. A crash leaves the slices
-that were written, none of them acknowledged.
+thread makes the records of large items, which copies them. Then the items are added, one slice per
+turn. A slice is written to the journal before the next one begins. If a later slice cannot be
+written, the earlier ones stay and the answer counts them; if the first cannot, the answer is the
+error and nothing was added. A crash leaves the slices that were written, none of them acknowledged.
 """
 
 import logging
@@ -14,11 +13,11 @@ from functools import partial
 from typing import Final
 
 from kestrelmq.clock import Pause
-from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.errors import JournalError, KestrelError
+from kestrelmq.format.records import item_in_pieces
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.queue.large_items import LargePut, WrittenAhead
 from kestrelmq.queue.queue import Queue
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
 from kestrelmq.server.long_reply import in_slices
@@ -36,61 +35,20 @@ _ENDED: Final = object()
 log = logging.getLogger(__name__)
 
 
-def prepared(
-    context: ServerContext, name: str, times: ItemTimes, mark: PutMark | None = None
-) -> LargePut | None:
-    """Return what writes a large item ahead for a queue, or for those of an alias, and adds it.
-
-    Raises as `QueueCollection.obtain`; None if there is no queue that gets it.
-    """
-    collection = context.collection
-    if name in collection.queues:
-        return _large_put(context, [collection.queues[name]], times, mark)
-    collection.loading.check(collection.leaves(name))
-    if name not in collection.config.aliases:
-        return _large_put(context, [collection.obtain(name)], times, mark)
-    queues: list[Queue] = []
-    failure: str | None = None
-    for leaf in collection.leaves(name):
-        try:
-            queues.append(collection.obtain(leaf))
-        except QueueUnavailable as error:
-            failure = str(error)
-    return _large_put(context, queues, times, mark, failure) if queues else None
-
-
-def _large_put(
-    context: ServerContext,
-    queues: Sequence[Queue],
-    times: ItemTimes,
-    mark: PutMark | None,
-    failure: str | None = None,
-) -> LargePut:
-    added = times.due or context.turns.clock.now()
-    is_delayed = times.due > 0
-    parts = [
-        WrittenAhead(queue, added, times.expiry, mark, is_delayed=is_delayed) for queue in queues
-    ]
-    return LargePut(parts, failure)
-
-
 async def put(
     context: ServerContext, name: str, data: bytes, times: ItemTimes, mark: PutMark | None = None
 ) -> bool:
-    """Do what `QueueCollection.add` does; a thread writes a large item first."""
+    """Do what `QueueCollection.add` does; a thread copies a large item first."""
+    collection = context.collection
     if times.due:
-        await in_slices(context.collection.beginning_to_delay(name), context.turns)
-    large = prepared(context, name, times, mark) if len(data) >= WRITE_AHEAD_SIZE else None
-    if large is None:
-        return context.collection.add(name, data, times.expiry, due=times.due, mark=mark)
-    try:
-        await run_job(context, partial(large.write, data))
-        return large.add()
-    except OSError as error:
-        large.writing.refusals.failed += 1
-        raise large.writing.failed(error) from error
-    finally:
-        large.discard()
+        await in_slices(collection.beginning_to_delay(name), context.turns)
+    if len(data) < LARGE_ITEM:
+        return collection.add(name, data, times.expiry, due=times.due, mark=mark)
+    records: list[bytes] = []
+    added = times.due or context.turns.clock.now()
+    expiry = collection.limited_expiry(name, added, times.expiry)
+    await run_job(context, lambda pause: records.append(item_in_pieces(added, expiry, data, pause)))
+    return collection.add_record(name, records.pop(), due=times.due, mark=mark)
 
 
 class PendingPut(PendingRequest):
@@ -102,14 +60,12 @@ class PendingPut(PendingRequest):
         "_connection",
         "_context",
         "_is_cancelled",
-        "_is_writing",
+        "_is_working",
         "_items",
-        "_large",
         "_mark",
         "_name",
         "_next",
-        "_place",
-        "_record",
+        "_records",
         "_refuse",
         "_stops",
         "_stored",
@@ -131,7 +87,7 @@ class PendingPut(PendingRequest):
         *,
         stops: bool = True,
     ) -> None:
-        """Prepare; `begin` or `write_ahead` begins the work.
+        """Prepare; `begin` begins the work.
 
         Args:
             connection: the connection of the request; its other requests wait for this one.
@@ -153,13 +109,13 @@ class PendingPut(PendingRequest):
         self._times = times
         self._answer = answer
         self._refuse = refuse
-        self._next = self._stored = self._written = self._place = 0
+        self._next = self._stored = self._written = 0
         self._turn = -1
-        self._is_writing = self._is_cancelled = False
+        self._is_working = self._is_cancelled = False
         # Lets queues begin to keep delayed items; None once that is done, or not needed.
         self._beginning: Generator[None, None, None] | None = None
-        self._record: bytes | None = None
-        self._large: dict[int, LargePut] = {}
+        # The large items, by their places, once a thread has copied them.
+        self._records: dict[int, bytes] = {}
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -167,7 +123,7 @@ class PendingPut(PendingRequest):
         return (self._name,)
 
     def begin(self) -> None:
-        """Add the items; a thread writes those of `WRITE_AHEAD_SIZE` bytes or more first."""
+        """Add the items; a thread copies those of `LARGE_ITEM` bytes or more first."""
         context, name = self._context, self._name
         context.counters.cmd_set += bool(self._items)
         try:
@@ -180,71 +136,43 @@ class PendingPut(PendingRequest):
             self._beginning = context.collection.beginning_to_delay(name)
             self.resume()
         else:
-            self._write_large()
+            self._copy_large()
 
-    def _write_large(self) -> None:
-        """Have a thread write the large items; add all at once if there are none."""
-        places = [place for place, data in enumerate(self._items) if len(data) >= WRITE_AHEAD_SIZE]
-        large = {}
-        try:
-            for place in places:
-                one = prepared(self._context, self._name, self._times, self._mark)
-                if one is not None:
-                    large[place] = one
-        except KestrelError as error:
-            self._fail(error)
-            return
-        if large:
-            self._write(large)
-        else:
+    def _copy_large(self) -> None:
+        """Have the writer copy the large items; add all at once if there are none."""
+        places = [place for place, data in enumerate(self._items) if len(data) >= LARGE_ITEM]
+        if not places:
             self.resume()  # many requests that create queues, or go to many, take several turns
+            return
+        context, times = self._context, self._times
+        added = times.due or context.turns.clock.now()
+        expiry = context.collection.limited_expiry(self._name, added, times.expiry)
 
-    def write_ahead(self, queue: Queue, record: bytes) -> bool:
-        """Have a thread write `record`, that of the only item, which is large; then add it.
+        def copy(pause: Pause) -> None:
+            for place in places:
+                self._records[place] = item_in_pieces(added, expiry, self._items[place], pause)
 
-        Returns:
-            False if the queues that get it must write it themselves.
-        """
-        self._record = record
-        large = _large_put(self._context, [queue], self._times, self._mark)
-        if not large.is_useful:
-            return False
-        self._write({0: large})
-        return True
+        self._work()
+        context.writer.run(copy, self._have_copied)
 
-    def _write(self, large: dict[int, LargePut]) -> None:
-        """Have a thread write the large items, by their places; then add all items."""
-        self._large = large
-        self._is_writing = True
+    def _work(self) -> None:
+        """Wait while a thread works for this."""
+        self._is_working = True
         self._connection.wait_for_work(self)
-        self._context.writer.run(self._write_files, self._files_written)
 
-    def _write_files(self, pause: Pause) -> None:
-        """Write the large items; runs in the thread. Raises OSError."""
-        for place, large in self._large.items():
-            self._place = place
-            if self._record is None:
-                large.write(self._items[place], pause)
-            else:
-                large.write_record(self._record, pause)
-
-    def _files_written(self, error: BaseException | None) -> None:
+    def _have_copied(self, error: BaseException | None) -> None:
         """Add the items, even when the client is gone."""
-        self._is_writing = False
+        self._is_working = False
         if error is None:
             self._connection.guard(self._add)
-        elif isinstance(error, OSError):
-            queue = self._large[self._place].writing
-            queue.refusals.failed += 1
-            self._fail(queue.failed(error))
-        else:
-            log.error(
-                "an item for queue %s was not written",
-                self._name,
-                exc_info=error,
-                extra={"queue": self._name},
-            )
-            self._fail(KestrelError("internal error"))
+            return
+        log.error(
+            "an item for queue %s was not copied",
+            self._name,
+            exc_info=error,
+            extra={"queue": self._name},
+        )
+        self._fail(KestrelError("internal error"))
 
     def resume(self) -> None:
         """Do the next step, once the one before is written and this turn has time for it."""
@@ -255,29 +183,46 @@ class PendingPut(PendingRequest):
                 return
             if next(self._beginning, _ENDED) is _ENDED:
                 self._beginning = None
-                self._write_large()
+                self._copy_large()
                 return
         self._connection.yield_turn()
         self._connection.resume_later(self)
 
     def _add(self) -> None:
         """Add a slice of the items; answer after the last one."""
-        connection, first = self._connection, self._next
+        is_first = not self._next
         try:
             has_more = self._add_slice()
             destinations = self._context.collection.destinations(
                 self._name, due=self._times.due, mark=self._mark
             )
-            for place in range(first, self._next + 1):
-                if place in self._large:  # the alias may have others by now
-                    destinations += self._large[place].targets
             queues = tuple(dict.fromkeys(destinations))
-            if has_more or first:
+            if has_more or not is_first:
                 for queue in queues:
                     queue.write_now()
         except KestrelError as error:
             self._fail(error)
             return
+        if (has_more or not is_first) and any(queue.is_writing for queue in queues):
+            self._work()
+            self._context.collection.commits.after_writing(
+                queues, partial(self._slice_written, queues, has_more=has_more)
+            )
+        else:
+            self._proceed(queues, has_more=has_more)
+
+    def _slice_written(
+        self, queues: tuple[Queue, ...], failure: JournalError | None, *, has_more: bool
+    ) -> None:
+        """Go on after a slice that took long to be written."""
+        self._is_working = False
+        if failure is not None:
+            self._fail(failure)
+        else:
+            self._connection.guard(lambda: self._proceed(queues, has_more=has_more))
+
+    def _proceed(self, queues: tuple[Queue, ...], *, has_more: bool) -> None:
+        """Answer after the last slice; go on with the next one after any other."""
         self._written = self._stored
         if not has_more:
             self._finish()
@@ -285,6 +230,7 @@ class PendingPut(PendingRequest):
         elif self._is_cancelled:
             self._finish()
         else:
+            connection = self._connection
             self._turn = self._context.turns.turn_count
             connection.push(b"", queues)  # makes the answer depend on this slice as well
             connection.yield_turn()
@@ -315,10 +261,10 @@ class PendingPut(PendingRequest):
         """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
-        large = self._large.get(self._next)
-        if large is not None:
-            return large.add()
         times = self._times
+        record = self._records.pop(self._next, None)
+        if record is not None:
+            return context.collection.add_record(self._name, record, due=times.due, mark=self._mark)
         item = bytes(data)  # no copy, but of a memoryview
         return context.collection.add(
             self._name, item, times.expiry, due=times.due, mark=self._mark
@@ -333,16 +279,10 @@ class PendingPut(PendingRequest):
             self._refuse(error)
 
     def cancel(self) -> None:
-        """Stop after the current slice.
-
-        If the thread is writing, one slice is added after it. Then the files that it wrote for
-        other items are removed.
-        """
+        """Stop after the current slice; if a thread is copying, after the first one."""
         self._is_cancelled = True
-        if not self._is_writing:
+        if not self._is_working:
             self._finish()
 
     def _finish(self) -> None:
-        for large in self._large.values():
-            large.discard()
         self._connection.request_done()

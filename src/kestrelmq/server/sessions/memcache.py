@@ -51,7 +51,6 @@ from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
@@ -359,10 +358,9 @@ class MemcacheSession(LineSession):
             return
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
-        record = large.record(self._context.turns.clock.now(), expiry)
-        is_large = request.size >= WRITE_AHEAD_SIZE
-        if is_large and self._new_put(request, record).write_ahead(queue, record):
-            return
+        added = self._context.turns.clock.now()
+        expiry = queue.limited_expiry(added, expiry)  # to shorten it later would copy the item
+        record = large.record(added, expiry)
         try:
             stored = queue.add_record(record, expiry)
         except _FAILURES as error:
@@ -421,7 +419,7 @@ class MemcacheSession(LineSession):
     # --- set and get, in full ---
 
     def _new_put(self, request: Set, item: bytes | memoryview) -> PendingPut:
-        """Return the put for a `set` of an item, given as its data or its record."""
+        """Return the put for a `set` of an item."""
         due = self._context.due_after(request.delay)
         return PendingPut(
             self._connection,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.scheduling.worker import WRITE_AHEAD_SIZE
+from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.loop.threads import NoThread, in_thread
 from tests.support.limits import no_new_threads
 from tests.support.turning import Turning
@@ -31,7 +31,7 @@ def test_what_a_thread_does_is_passed_on() -> None:
 @pytest.mark.compiled
 def test_a_large_item_without_a_thread(tmp_path: Path) -> None:
     """It is refused, with the reason; the next one is taken."""
-    turning, size = Turning(tmp_path), WRITE_AHEAD_SIZE
+    turning, size = Turning(tmp_path), LARGE_ITEM
     add = b"set work 0 0 %d\r\n" % size + bytes(size) + b"\r\n"
 
     async def scenario() -> None:
