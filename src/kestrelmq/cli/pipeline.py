@@ -141,7 +141,7 @@ PackagesFlag = Annotated[
     typer.Option(
         "--packages",
         metavar="MAVEN,...",
-        help="Jars that Spark fetches, such as io.delta:delta-spark_2.13:4.0.0.",
+        help="Jars that Spark fetches, such as org.apache.hadoop:hadoop-aws:3.5.0.",
     ),
 ]
 OverwriteFlag = Annotated[

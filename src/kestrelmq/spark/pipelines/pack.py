@@ -26,7 +26,7 @@ from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.disk.opening import mapped, open_stream
 from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.errors import ConfigError, JournalError
-from kestrelmq.format.names import delayed_name, rotated_name
+from kestrelmq.format.names import delayed_name, rotated_name, temporary_name
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
@@ -198,7 +198,10 @@ def _write_stored(task: _StoredTask, dialect: Dialect) -> PackedQueue:
         queue = task.files[0].queue
         selected = next(one for one in select([path]) if one.queue == queue)
         written = _write(selected, Path(scratch, "packed"), dialect)
-        upload(written.part.path, task.target)
+        # Under a name that nobody reads until it is whole.
+        whole = task.target.parent / temporary_name(queue, "pack", 0)
+        upload(written.part.path, whole)
+        whole.move(task.target)
     return replace(written.packed, spool=task.files[0].spool)
 
 

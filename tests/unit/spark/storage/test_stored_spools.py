@@ -152,6 +152,8 @@ def test_an_output_must_be_apart_in_a_store_too(store: ObjectStore, tmp_path: Pa
     for path in ("spool", "spool/report", ""):
         with pytest.raises(ConfigError, match="must be apart from the journals in s3://"):
             check_apart(spool, location(store, f"{root}/{path}"))
+    with pytest.raises(ConfigError, match="must be apart from the journals in s3://"):
+        check_apart(spool, f"s3a{spool.uri[2:]}/report")  # as Spark has it
     check_apart(spool, location(store, f"{root}/report"))
     check_apart(spool, str(tmp_path / "spool"))
 
