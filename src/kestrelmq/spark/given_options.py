@@ -98,6 +98,14 @@ def one_of(allowed: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Parse names that commas separate."""
+    found = tuple(name.strip() for name in value.split(",")) if value else ()
+    if not all(found):
+        raise ValueError("names, separated by commas")
+    return found
+
+
 def a_size(value: str) -> int:
     """Parse a size; return it in bytes."""
     try:

@@ -22,11 +22,9 @@ from kestrelmq.spark.replay.read_plans import SummariseFiles, summarise
 from kestrelmq.spark.sinks.journal import check_not_served
 from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
-from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
-from kestrelmq.spark.sources.queue import QUEUE_FORMAT, queue_columns
+from kestrelmq.spark.sources.queue import QUEUE_FORMAT
 from kestrelmq.spark.storage.filesystems import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.storage.locations import Location, located, scheme_of
-from kestrelmq.spark.tables import SPOOL_COLUMN
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -92,7 +90,7 @@ def read_journals(
     pushdown = spark.conf.get(_PUSHDOWN, "false") or "false"
     reader = spark.read.format(JOURNAL_FORMAT)
     if columns is not None:
-        reader = reader.schema(_pick(JOURNAL_SCHEMA, columns))
+        reader = reader.option("columns", ",".join(columns))
     return _load(reader.option("mode", mode).option("pushdown", pushdown), path)
 
 
@@ -120,7 +118,7 @@ def read_queues(
     path = place_of(spark, path, storage)
     reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed)).option("mode", mode)
     if columns is not None:
-        reader = reader.schema(_pick(queue_columns(delayed=delayed), columns))
+        reader = reader.option("columns", ",".join(columns))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
 
 
@@ -274,11 +272,3 @@ def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:
     if isinstance(path, Location):
         reader = reader.options(**path.as_options())
     return reader.load(str(path))
-
-
-def _pick(table: StructType, columns: Sequence[str]) -> StructType:
-    schema = StructType([*table, *SPOOL_COLUMN])
-    unknown = [name for name in columns if name not in schema.names]
-    if unknown:
-        raise ValueError(f"no column {unknown[0]!r}: there are {', '.join(schema.names)}")
-    return StructType([schema[name] for name in columns])

@@ -60,6 +60,23 @@ class TableSource(DataSource):
         """Return all columns; a reader that requests fewer gets fewer."""
         return self.table
 
+    def picked(self, names: Collection[str] | None, every: Callable[[], StructType]) -> StructType:
+        """Return the columns `names`, which an option has; without that, what `every` tells.
+
+        Raises:
+            ConfigError: a column is unknown.
+        """
+        if names is None:
+            return every()
+        known = {field.name: field for field in [*self.table, *self.on_demand]}
+        for name in names:
+            if name.lower() not in known:
+                raise ConfigError(
+                    f"option 'columns' of {self.format_name}: {name!r} is unknown: allowed are "
+                    f"{', '.join(known)}"
+                )
+        return StructType([known[name.lower()] for name in names])
+
     def check_asked(self, asked: StructType) -> None:
         """Check that the requested columns exist, with names in any case, and have their types.
 

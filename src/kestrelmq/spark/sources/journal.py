@@ -28,7 +28,7 @@ from kestrelmq.errors import ConfigError
 from kestrelmq.spark.sinks.journal import JournalWriter
 from kestrelmq.spark.sources.journal_options import (
     JournalReadOptions,
-    journal_path,
+    journal_options,
     journal_read_options,
     journal_stream_options,
     journal_write_path,
@@ -65,7 +65,8 @@ class JournalSource(TableSource):
 
     def schema(self) -> StructType:
         """Return the columns; with several queue paths, the column `spool` is one of them."""
-        return with_spool(self.table, journal_path(self.options))
+        options = journal_options(self.options)
+        return self.picked(options.columns, lambda: with_spool(self.table, options.path))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""

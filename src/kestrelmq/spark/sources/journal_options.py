@@ -12,6 +12,7 @@ from kestrelmq.spark.given_options import (
     a_size,
     a_time,
     a_whole_number,
+    names,
     one_of,
 )
 from kestrelmq.spark.storage.filesystems import JournalPath
@@ -43,6 +44,7 @@ class JournalReadOptions:
         partition_bytes: small files share a partition up to this size; a larger file gets its own.
         batch_rows: maximum number of records in an Arrow batch.
         pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
+        columns: the columns of the table, if no schema is given; None means all.
     """
 
     path: JournalPath
@@ -50,6 +52,7 @@ class JournalReadOptions:
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
     pushdown: bool = False
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class JournalStreamOptions:
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
         wait: seconds that the driver waits for something new.
+        columns: as for reading a table.
     """
 
     path: JournalPath
@@ -75,6 +79,7 @@ class JournalStreamOptions:
     fails_on_loss: bool = True
     max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
     wait: float = DEFAULT_WAIT
+    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class QueueReadOptions:
         delayed: whether delayed items are rows, too.
         mode: what to do with a damaged queue: `failfast` raises, `permissive` yields a row that
             describes the damage, `dropmalformed` leaves the queue out.
+        columns: as for `kestrel.journal`.
     """
 
     path: JournalPath
@@ -98,6 +104,7 @@ class QueueReadOptions:
     direct_bytes: int = DEFAULT_DIRECT_BYTES
     delayed: bool = False
     mode: Mode = "failfast"
+    columns: tuple[str, ...] | None = None
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
@@ -114,6 +121,7 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
             partition_bytes=_partition_bytes(options),
             batch_rows=_batch_rows(options),
             pushdown=options.take("pushdown", False, a_boolean),
+            columns=_columns(options),
         )
     )
 
@@ -136,12 +144,18 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
             fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
             max_bytes_per_batch=options.take("maxBytesPerTrigger", DEFAULT_BATCH_BYTES, a_size),
             wait=options.take("wait", DEFAULT_WAIT, a_time),
+            columns=_columns(options),
         )
     )
 
 
 def _mode(options: GivenOptions) -> Mode:
     return cast(Mode, options.take("mode", "failfast", one_of(get_args(Mode))))
+
+
+def _columns(options: GivenOptions) -> tuple[str, ...] | None:
+    every: tuple[str, ...] | None = None
+    return options.take("columns", every, names)
 
 
 def _partition_bytes(options: GivenOptions) -> int:
@@ -152,15 +166,15 @@ def _batch_rows(options: GivenOptions) -> int:
     return options.take("batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS))
 
 
-def journal_path(given: Mapping[str, str]) -> JournalPath:
-    """Return the path of reading `kestrel.journal`, as a table or as a stream.
+def journal_options(given: Mapping[str, str]) -> JournalReadOptions | JournalStreamOptions:
+    """Return the options of reading `kestrel.journal`, as a table or as a stream.
 
     Raises:
         ConfigError: the options are not allowed.
     """
     if any(name.lower() in _STREAMS_ONLY for name in given):
-        return journal_stream_options(given).path
-    return journal_read_options(given).path
+        return journal_stream_options(given)
+    return journal_read_options(given)
 
 
 def _starting(value: str) -> Literal["earliest", "latest"] | int:
@@ -193,6 +207,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
             delayed=options.take("delayed", False, a_boolean),
             mode=_mode(options),
+            columns=_columns(options),
         )
     )
 

@@ -103,7 +103,8 @@ class QueueSource(TableSource):
     def schema(self) -> StructType:
         """Return the columns, with `due` and `spool` if the options and the path need them."""
         options = queue_read_options(self.options)
-        return with_spool(queue_columns(delayed=options.delayed), options.path)
+        table = queue_columns(delayed=options.delayed)
+        return self.picked(options.columns, lambda: with_spool(table, options.path))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""

@@ -3,16 +3,18 @@
 import pytest
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.sources.journal import JournalSource
 from kestrelmq.spark.sources.journal_options import (
     JournalReadOptions,
     JournalStreamOptions,
     QueueReadOptions,
-    journal_path,
+    journal_options,
     journal_read_options,
     journal_stream_options,
     journal_write_path,
     queue_read_options,
 )
+from kestrelmq.spark.sources.queue import QueueSource
 
 
 def test_only_the_path_is_needed() -> None:
@@ -117,6 +119,19 @@ def test_no_error_shows_what_may_be_secret(given: dict[str, str], message: str) 
     assert message in str(error.value)
 
 
+def test_columns_are_an_option() -> None:
+    """In any case; one that is unknown, or none, is an error."""
+    assert JournalSource({"path": "p", "columns": "Data, queue"}).schema().names == [
+        "data",
+        "queue",
+    ]
+    assert QueueSource({"path": "p", "columns": "spool"}).schema().names == ["spool"]
+    with pytest.raises(ConfigError, match=r"'size2' is unknown: allowed are queue, position"):
+        QueueSource({"path": "p", "columns": "queue,size2"}).schema()
+    with pytest.raises(ConfigError, match="'queue,' is not allowed: it must be names, separated"):
+        JournalSource({"path": "p", "columns": "queue,"}).schema()
+
+
 def test_each_source_knows_its_own_options_only() -> None:
     """An option of another source is unknown."""
     with pytest.raises(ConfigError, match="'directBytes'"):
@@ -149,8 +164,9 @@ def test_a_stream_and_a_table_have_some_options_each() -> None:
     assert journal_stream_options(stream) == JournalStreamOptions(
         "p", fails_on_loss=False, max_bytes_per_batch=1 << 20, wait=2.0
     )
-    assert journal_path(stream) == journal_path({"path": "p", "pushdown": "true"}) == "p"
+    assert journal_options(stream).path == "p"
+    assert journal_options({"path": "p", "pushdown": "true"}).path == "p"
     with pytest.raises(ConfigError, match="'failOnDataLoss'"):
         journal_read_options(stream)
     with pytest.raises(ConfigError, match="'pushdown'"):
-        journal_path({**stream, "pushdown": "true"})
+        journal_options({**stream, "pushdown": "true"})
