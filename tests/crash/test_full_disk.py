@@ -92,18 +92,6 @@ def test_reads_that_cannot_be_written(tmp_path: Path) -> None:
         assert drain(server.ports["memcache"], "work") == items
 
 
-def test_a_delayed_item_beside_a_read_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is stored, in a journal of its own, and so the answer says."""
-    with running_server(tmp_path) as server, wires.Wire(server) as wire:
-        wires.put(wire, "work", "x" * 1000)
-        with largest_file(1000, server.process.pid), wires.Wire(server) as other:
-            other.send(b"get work\r\nset work/delay=50 0 0 1\r\ny\r\n")
-            assert other.until(b"\n").startswith(b"SERVER_ERROR queue work")
-            assert other.until(b"\n").rstrip() == b"STORED"
-        wire.ask(b"get work\r\n", wires.value("work", "x" * 1000) + b"END\r\n")
-        wire.ask(b"get work/t=20000\r\n", wires.value("work", "y") + b"END\r\n")
-
-
 @pytest.mark.parametrize("size", [10, 300_000])
 def test_a_fanout_queue_that_cannot_be_written(tmp_path: Path, size: int) -> None:
     """What it does not get is not acknowledged by its master either."""

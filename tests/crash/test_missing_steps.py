@@ -104,9 +104,6 @@ UNSEEN_SWAPS = {
     (f"{SHARED} < _sync_rest", "clean_up: directory.remove(name)"): OTHER,
     ("FileWriter.sync: self._file.sync()", "rename(queue, old[-1])"): OTHER,
     ("FileWriter.sync: self._file.sync()", "directory.link(name, aside)"): OTHER,
-    ("sync_file(files.delayed.present[-1])", "rename(queue, old[-1])"): (
-        "the notes about what was synced are dropped only by the pack, which comes later"
-    ),
     ("JournalCommit._create: directory.sync() #3", "directory.remove(opened)"): "it is empty",
 }
 """Ends of the names of two steps."""

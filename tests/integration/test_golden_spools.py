@@ -41,8 +41,8 @@ QUEUES: Final = ("jobs", "rewritten")
 SIXTY_YEARS: Final = 1_892_160_000_000
 LEASE: Final = 86_400_000
 GOLDEN_READS: Final = {
-    "documented": {"jobs": "7-685c5f0361936163", "rewritten": "7-fb18e6f06320ff7f"},
-    "kestrel-2": {"jobs": "7-259f9f9340483f0d", "rewritten": "7-0ba8b89095ed769e"},
+    "documented": {"jobs": "7-f5b3c0877f64a82e", "rewritten": "7-c4f6bde43afb2878"},
+    "kestrel-2": {"jobs": "7-bca7b0fc3d0529d1", "rewritten": "7-0a6c2789c6f23935"},
 }
 """The READ of the item `free` in the golden files."""
 
@@ -50,7 +50,7 @@ OPEN: Final = ("opened", "tagged-1", "tagged-2", "owned", "free", "held back")
 """Items of reads that are open at the end, by xid."""
 WAITING: Final = ("retired", "uncounted", "twice", "marked", "joined", "joined, too")
 """Items that wait behind them."""
-NOTES: Final = {1, 2, 3, 4, 5, 16, 17, 18, 19, 32, 33}
+NOTES: Final = {1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 32, 33}
 """The kinds of notes in the golden files of a dialect: all that there are."""
 DEAD: Final = ("bad", "buried") * 2
 LOADED: Final = {
@@ -82,6 +82,8 @@ def use_everything(server: ServerProcess, holder: Wire) -> dict[str, str]:
         assert ask(wire, "declare news fanout_only") == "END"
         wire.ask(b"get news+a\r\n", b"END\r\n")
         put(wire, "news", "told")
+        put(wire, f"held/delay={SIXTY_YEARS}", "flushed")
+        assert ask(wire, "flush held") == "END"
         put(wire, "held", "x")
         assert ask(wire, "pause held reads") == "END"
     return reads
@@ -93,7 +95,6 @@ def use_queue(wire: Wire, holder: Wire, queue: str) -> str:
     put(wire, queue, "retired", "uncounted", "held back", "twice", "bad", "buried")
     put(wire, f"{queue}/producer=p/seq=7", "marked")
     put(wire, f"{queue}/producer=q/seq=5/delay={SIXTY_YEARS}", "in sixty years")
-    # The second is on disk in both journals for about a second.
     for items, data in ((15, "joined"), (16, "joined, too")):
         put(wire, f"{queue}/delay=1", data)
         wait_for(wire, queue, "items", items)
@@ -158,10 +159,6 @@ def check_plain_reading(files: Mapping[str, bytes], dialect: Dialect) -> None:
             assert [one[0].decode() for one in reading.loaded] == list(data)
     used = {opcode for raw in plain.values() for opcode in opcodes(raw)}
     assert not used & ({9} if dialect == "documented" else {3, 7})
-    for queue in QUEUES:
-        delayed = replayed(files, f"{queue}~~delayed", keeps_xid=True)
-        assert delayed.queue == []
-        assert b"in sixty years" in delayed.reads.values()
     assert any(name.startswith("rewritten.") for name in plain)
 
 

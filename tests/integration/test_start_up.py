@@ -33,7 +33,7 @@ GATED = """
 import time
 from kestrelmq.queues import collection
 
-load_queue = collection.load_with_delayed
+load_queue = collection.load_queue
 
 def gated(directory, plan, memory, clock, pace, **others):
     while plan.queue not in ("short", "old") and (directory.path / "~~gate").exists():
@@ -41,7 +41,7 @@ def gated(directory, plan, memory, clock, pace, **others):
         pace()
     return load_queue(directory, plan, memory, clock, pace, **others)
 
-collection.load_with_delayed = gated
+collection.load_queue = gated
 from kestrelmq.cli.main import main; main()
 """
 # One second more than the server waits before it serves.
@@ -49,13 +49,13 @@ SLOW = """
 import time
 from kestrelmq.queues import collection
 
-load_queue = collection.load_with_delayed
+load_queue = collection.load_queue
 
 def slow(*arguments, **others):
     time.sleep(3.0)
     return load_queue(*arguments, **others)
 
-collection.load_with_delayed = slow
+collection.load_queue = slow
 from kestrelmq.cli.main import main; main()
 """
 NOW = 1_763_000_000_000

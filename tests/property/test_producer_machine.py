@@ -63,12 +63,8 @@ class ProducerMachine(QueuesMachine):
     @property
     def is_suspect(self) -> bool:
         """Whether a sync failed: then nothing is safe until the journal is written anew."""
-        return any(
-            queue.journal.suspect
-            for name in QUEUES
-            for queue in self.collection.obtain(name).with_companion
-            if isinstance(queue.journal, FileJournal)
-        )
+        journals = [self.collection.obtain(name).journal for name in QUEUES]
+        return any(one.suspect for one in journals if isinstance(one, FileJournal))
 
     def refused_by_child(self) -> int:
         """Return how many items the child refused: its worker may be behind that of its master."""

@@ -3,19 +3,18 @@
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
-from kestrelmq.format.notes import joining
-from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, AddX, RemoveTentative, encode, item
+from kestrelmq.format.notes import delayed_notes, joined_note
+from kestrelmq.format.records import RemoveTentative, item
 from kestrelmq.spark.live.options import ClusterOptions
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents
 from kestrelmq.spark.reading import read_queues, write_journals
-from tests.spark.spools import NOW, adds, load, write
+from tests.spark.spools import NOW, adds, write
 from tests.support.commands import run_command
 from tests.support.server import running_server
 
@@ -23,18 +22,18 @@ HOUR = 3_600_000
 
 
 def delayed_spool(path: Path) -> Path:
-    """Write a queue with items in line, an open read, two delayed items and one that has joined."""
+    """Write items in line, an open read, three delayed items and one that has joined."""
     soon, later, joined = (
         item(at, 0, data)
         for at, data in ((NOW + HOUR, b"soon"), (NOW + 2 * HOUR, b"later"), (NOW, b"joined"))
     )
-    opened = b"".join(record + REMOVE_TENTATIVE_RECORD for record in (joined, later, soon))
-    write(path / "jobs", [*adds([b"open", b"first"]), RemoveTentative()])
-    with (path / "jobs").open("ab") as file:
-        file.write(joining(1, joined, 1))
-    (path / "jobs~~delayed.5").write_bytes(opened)
-    (path / "jobs~~delayed").write_bytes(item(NOW + HOUR + 1, 7, b"torn"))
-    (path / "only~~delayed").write_bytes(item(NOW + 1, 0, b"alone") + REMOVE_TENTATIVE_RECORD)
+    last = item(NOW + HOUR + 1, 7, b"last")
+    delayed = [delayed_notes(n, one, 0) for n, one in enumerate((joined, later, soon), 1)]
+    write(path / "jobs.5", [], tail=b"".join(delayed))
+    records = [*adds([b"open", b"first"]), RemoveTentative()]
+    notes = joined_note(1, 1) + joined + delayed_notes(4, last, 1)
+    write(path / "jobs", records, tail=notes)
+    write(path / "only", [], tail=delayed_notes(1, item(NOW + 1, 0, b"alone"), 0))
     write(path / "plain", adds([b"x"]))
     return path
 
@@ -62,7 +61,7 @@ def test_delayed_items_are_rows_if_asked_for(
         ("jobs", 1, None, 0, None, b"first"),
         ("jobs", 2, None, 0, None, b"joined"),
         ("jobs", 3, None, 0, NOW + HOUR, b"soon"),
-        ("jobs", 4, None, 7, NOW + HOUR + 1, b"torn"),
+        ("jobs", 4, None, 7, NOW + HOUR + 1, b"last"),
         ("jobs", 5, None, 0, NOW + 2 * HOUR, b"later"),
         ("only", 0, None, 0, NOW + 1, b"alone"),
         ("plain", 0, None, 0, None, b"x"),
@@ -86,7 +85,7 @@ def test_a_large_queue_with_delayed_items_is_planned(spark: SparkSession, tmp_pa
     rows = read_queues(spark, str(spool), delayed=True, direct_bytes=1)
     late = contents(rows.where("queue = 'jobs' AND due IS NOT NULL"))
 
-    assert [(row[1], row[5]) for row in late] == [(103, b"soon"), (104, b"torn"), (105, b"later")]
+    assert [(row[1], row[5]) for row in late] == [(103, b"soon"), (104, b"last"), (105, b"later")]
     assert rows.where("queue = 'jobs'").select("position").distinct().count() == 106
 
 
@@ -148,7 +147,7 @@ def test_overwriting_replaces_items_in_line_and_delayed_ones(
 def test_appended_delayed_items_join_those_that_are_there(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Each has an xid of its own; those that are due join their queue, behind what waits."""
+    """Those that are due join their queue, behind what waits."""
     spool = tmp_path / "queues"
     now = SystemClock().now()
     for number in range(3):
@@ -174,9 +173,9 @@ def test_appended_delayed_items_join_those_that_are_there(
 def test_delayed_items_are_restored_to_live_servers(spark: SparkSession, tmp_path: Path) -> None:
     """They wait there until they are due; what is due by now waits in line."""
     spool = tmp_path / "spool"
-    later = item(SystemClock().now() + HOUR, 0, b"later") + REMOVE_TENTATIVE_RECORD
-    write(spool / "jobs", adds([b"first"]))
-    (spool / "jobs~~delayed").write_bytes(item(NOW, 0, b"due") + REMOVE_TENTATIVE_RECORD + later)
+    later = delayed_notes(1, item(SystemClock().now() + HOUR, 0, b"later"), 0)
+    due = delayed_notes(2, item(NOW, 0, b"due"), 0)
+    write(spool / "jobs", adds([b"first"]), tail=later + due)
     table = str(tmp_path / "table")
     replay(spark, str(spool), table)
 
@@ -186,37 +185,12 @@ def test_delayed_items_are_restored_to_live_servers(spark: SparkSession, tmp_pat
         assert [one.number("delayed") for one in client.queues()] == [1]
 
 
-def test_no_row_gets_into_a_journal_of_delayed_items_by_its_name(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The names of these journals are no names of queues."""
-    rows = spark.createDataFrame([("jobs~~delayed", "x")], "queue string, data string")
-
-    with pytest.raises(PySparkException, match="'jobs~~delayed' is not allowed"):
-        write_journals(rows, str(tmp_path / "queues"))
-    assert load(tmp_path / "queues") == {}
-
-
-def test_a_damaged_journal_of_delayed_items_is_an_error(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Only if they are asked for: a server serves the queue without them."""
+def test_a_single_journal_file_has_its_delayed_items(spark: SparkSession, tmp_path: Path) -> None:
+    """Those of other files are not there."""
     spool = delayed_spool(tmp_path)
-    (spool / "jobs~~delayed").write_bytes(b"\x63" * 30)
+    rows = read_queues(spark, str(spool / "jobs"), delayed=True).where("due IS NOT NULL")
 
-    assert read_queues(spark, str(spool)).count() == 4
-    with pytest.raises(PySparkException, match="jobs~~delayed: damaged at byte 0"):
-        read_queues(spark, str(spool), delayed=True).count()
-
-
-def test_a_single_journal_file_has_no_delayed_items(spark: SparkSession, tmp_path: Path) -> None:
-    """They are in other files."""
-    spool = delayed_spool(tmp_path)
-    (spool / "jobs").write_bytes(encode(AddX(NOW, 0, b"a")))
-
-    assert (
-        read_queues(spark, str(spool / "jobs"), delayed=True).where("due IS NOT NULL").count() == 0
-    )
+    assert [bytes(row.data) for row in rows.collect()] == [b"last"]
 
 
 def fates_in(rows: DataFrame) -> list[tuple[str, int, str, int | None, bytes]]:
@@ -237,17 +211,17 @@ def test_history_has_delayed_items_and_restore_takes_them(
         ("jobs", 1, "live", None, b"first"),
         ("jobs", 2, "live", None, b"joined"),
         ("jobs", 3, "delayed", NOW + HOUR, b"soon"),
-        ("jobs", 4, "delayed", NOW + HOUR + 1, b"torn"),
+        ("jobs", 4, "delayed", NOW + HOUR + 1, b"last"),
         ("jobs", 5, "delayed", NOW + 2 * HOUR, b"later"),
         ("only", 0, "delayed", NOW + 1, b"alone"),
         ("plain", 0, "live", None, b"x"),
     ]
     late = items.where("fate = 'delayed'").orderBy("queue", "ordinal").collect()
     assert [(row.file, row.position, row.add_time, row.expiry, row.aborts) for row in late] == [
-        ("jobs~~delayed.5", 55, NOW + HOUR, 0, 0),
-        ("jobs~~delayed", 0, NOW + HOUR + 1, 7, 0),
-        ("jobs~~delayed.5", 28, NOW + 2 * HOUR, 0, 0),
-        ("only~~delayed", 0, NOW + 1, 0, 0),
+        ("jobs.5", 140, NOW + HOUR, 0, 0),
+        ("jobs", 109, NOW + HOUR + 1, 7, 0),
+        ("jobs.5", 70, NOW + 2 * HOUR, 0, 0),
+        ("only", 0, NOW + 1, 0, 0),
     ]
     items.write.parquet(table)
     assert restore(spark, table, str(tmp_path / "back")) == 8
@@ -287,7 +261,7 @@ def test_an_item_counts_once_before_and_after_it_is_due(
 
 
 def test_packing_changes_no_fate_of_what_is_there(spark: SparkSession, tmp_path: Path) -> None:
-    """The pack still says which of the delayed items have joined their queue."""
+    """Delayed items are among it."""
     spool = delayed_spool(tmp_path / "spool")
     before = [row[2:] for row in fates_in(history(spark, str(spool), with_data=True))]
     pack(spark, str(spool))

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.clock import SystemClock
-from kestrelmq.format.notes import joining
-from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, AddX, encode, item
+from kestrelmq.format.notes import delayed_notes, joined_note
+from kestrelmq.format.records import AddX, encode, item
 from kestrelmq.spark.pipelines import pack
 from tests.integration.test_memcache_reserve import ask, found, items, reserve
 from tests.support.commands import run_command
@@ -92,10 +92,7 @@ def test_counts_of_deliveries_survive_packing(packs: Packer, tmp_path: Path) -> 
 
 
 def test_marks_of_producers_survive_packing(packs: Packer, tmp_path: Path) -> None:
-    """A repeated put is not stored again: of an item that waits, of one that was read, and delayed.
-
-    The marks of delayed items are in the journal of these.
-    """
+    """A repeated put is not stored again: of an item that waits, was read, or is delayed."""
     repeated = [("jobs/producer=p/seq=1", "a"), ("jobs/producer=p/seq=2", "b")]
     repeated += [("jobs/producer=late/seq=5/delay=3600000", "later")]
     with running_server(tmp_path) as server:
@@ -135,14 +132,14 @@ def test_delays_survive_packing(packs: Packer, tmp_path: Path) -> None:
 def test_an_item_that_has_joined_its_queue_does_not_come_twice(
     packs: Packer, tmp_path: Path
 ) -> None:
-    """A crash left it in both journals; the pack still says that it is the same item."""
+    """The pack leaves the note out in which it was delayed."""
     now = SystemClock().now()
     joined, waiting = item(now - 1000, 0, b"joined"), item(now + HOUR, 0, b"waiting")
     path = tmp_path / "queues"
     path.mkdir()
-    delayed = joined + REMOVE_TENTATIVE_RECORD + waiting + REMOVE_TENTATIVE_RECORD
-    (path / "jobs~~delayed").write_bytes(delayed)
-    (path / "jobs").write_bytes(encode(AddX(now, 0, b"first")) + joining(1, joined, 0))
+    delayed = delayed_notes(1, joined, 0) + delayed_notes(2, waiting, 0)
+    first = encode(AddX(now, 0, b"first"))
+    (path / "jobs").write_bytes(delayed + first + joined_note(1, 0) + joined)
 
     packs(path)
 
@@ -160,7 +157,7 @@ def test_a_note_that_a_crash_cut_is_not_completed_by_packing(packs: Packer, tmp_
             (first,) = reserve(wire, f"jobs 1 {LEASE}")
             server.kill9()
         file = server.queue_path / "jobs"
-        file.write_bytes(file.read_bytes() + joining(1, b"", 1)[:9])
+        file.write_bytes(file.read_bytes() + joined_note(1, 1)[:9])
         packs(server.queue_path)
         server.start()
         with Wire(server) as wire:

@@ -11,6 +11,7 @@ from pyspark.sql import Row, SparkSession
 
 from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.errors import QueuePathLocked
+from kestrelmq.format.notes import delayed_notes
 from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
@@ -21,6 +22,7 @@ from kestrelmq.format.records import (
     RemoveTentativeXid,
     Unremove,
     encode,
+    item,
 )
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.reserved_reads import done_note, reserved_note
@@ -101,18 +103,15 @@ def test_an_empty_spool_goes_through_the_pipelines(spark: SparkSession, tmp_path
 
 
 def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path: Path) -> None:
-    """Good files, damaged files, and a torn tail, which is good at the end of the last file.
-
-    The journals of delayed items are checked, too.
-    """
+    """Good files, damaged files, and a torn tail, which is good at the end of the last file."""
     torn = encode(AddX(NOW, 0, b"torn"))[:-1]
     write(tmp_path / "a.1", adds([b"x"] * 2), tail=b"\x63")
     write(tmp_path / "a", [Remove()], tail=torn)
     write(tmp_path / "b.1", [Remove()], tail=torn)
     write(tmp_path / "b", [])
     write(tmp_path / "c", [Remove()], tail=bytes(5000))
-    write(tmp_path / "c~~delayed.1", [*adds([b"x"]), RemoveTentative()], tail=b"\x63")
-    write(tmp_path / "c~~delayed", [], tail=torn)
+    write(tmp_path / "d.1", [*adds([b"x"]), RemoveTentative()], tail=b"\x63")
+    write(tmp_path / "d", [], tail=delayed_notes(1, item(NOW, 0, b"late"), 0)[:-1])
     write(tmp_path / "c~~torn-1", [], tail=torn)
 
     found = {Path(one.file).name: one for one in verify(spark, str(tmp_path))}
@@ -123,13 +122,13 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
         "b.1": (1, 1, None),
         "b": (0, None, None),
         "c": (1, None, 1),
-        "c~~delayed.1": (2, 23, None),
-        "c~~delayed": (0, None, 0),
+        "d.1": (2, 23, None),
+        "d": (0, None, 0),
     }
     damaged = [name for name, one in found.items() if not one.is_good]
-    assert damaged == ["a.1", "b.1", "c~~delayed.1"]
-    (one,) = verify(spark, str(tmp_path / "c~~delayed.1"))
-    assert (one.queue, one.damaged_at) == ("c~~delayed", 23)
+    assert damaged == ["a.1", "b.1", "d.1"]
+    (one,) = verify(spark, str(tmp_path / "d.1"))
+    assert (one.queue, one.damaged_at) == ("d", 23)
     assert found["a.1"].reason == "unknown opcode 99"
 
 

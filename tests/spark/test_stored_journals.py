@@ -264,7 +264,6 @@ def test_a_spool_in_a_store_is_packed(
     assert {(one.queue, one.items) for one in packed} == {
         ("jobs", 60),
         ("other", 2),
-        ("other~~delayed", 1),
     }
     assert sum(one.after for one in packed) < sum(one.before for one in packed)
     name = f"{tmp_path.name}-packed"
@@ -276,7 +275,6 @@ def test_a_spool_in_a_store_is_packed(
     assert [line[:2] for line in ended.table[1:-1]] == [
         ["jobs", "60"],
         ["other", "2"],
-        ["other~~delayed", "1"],
     ]
     stored = f"{stored}-again"
     assert held() == before

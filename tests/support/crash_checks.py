@@ -1,6 +1,6 @@
 """Loads what crashes may leave, and compares it with what a model allows."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -8,12 +8,9 @@ from pathlib import Path
 from kestrelmq.config import ServerConfig
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.names import group_files, parse_name
-from kestrelmq.format.records import item, item_add_time, item_data, unremove
-from kestrelmq.journal.loading import load_with_delayed, remove_left_over
-from kestrelmq.journal.open_read import OpenRead
-from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.journal.writer import FileJournal
-from kestrelmq.queue.queue import Queue
+from kestrelmq.format.records import item, item_data, unremove
+from kestrelmq.journal.delayed_items import DelayedItems
+from kestrelmq.journal.loading import load_queue, remove_left_over
 from tests.support.crash_scenarios import as_delayed
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues
@@ -110,7 +107,7 @@ class Checker:
             queues = started.collection.queues
             found.append(
                 tuple(
-                    (name, (*_delayed(queue), *map(item_data, queue.browse(10_000))))
+                    (name, (*_in_order(queue._delayed), *map(item_data, queue.browse(10_000))))
                     for name, queue in sorted(queues.items())
                 )
             )
@@ -170,18 +167,11 @@ def _load(directory: RecordingDirectory) -> _Loaded:
     journals = []
     for name, queue in spool.queues.items():
         try:
-            loaded, delayed = load_with_delayed(directory, queue, None, clock)
+            loaded = load_queue(directory, queue, None, clock)
         except DamagedJournal:
             return _Loaded(((name, DAMAGED),), ())
-        if isinstance(delayed, Exception):
-            return _Loaded(((name, DAMAGED),), ())
         state = loaded.state
-        late: Items = ()
-        if delayed is not None:
-            late = _in_order(delayed.held, delayed.joined)
-            assert isinstance(delayed.journal, FileJournal)
-            delayed.journal.open()
-            journals.append((delayed.journal, delayed.prelude))
+        late = _in_order(state.delayed)
         given_back = sorted(state.open, reverse=True)
         for xid in given_back:
             state.unremove(xid)
@@ -196,17 +186,9 @@ def _load(directory: RecordingDirectory) -> _Loaded:
     return _Loaded(tuple(sorted(found.items())), operations)
 
 
-def _in_order(held: ReadTable[OpenRead], joined: Container[int]) -> Items:
-    """Return the delayed items that have not joined, in the order in which they are due."""
-    waiting = [read.record for xid, read in held.items() if xid not in joined]
-    return tuple(as_delayed(item_data(one)) for one in sorted(waiting, key=item_add_time))
-
-
-def _delayed(queue: Queue) -> Items:
-    """Return the delayed items of a queue as `_in_order` does."""
-    if queue._delayed is None:
-        return ()
-    return _in_order(queue._delayed.companion.open, queue._delayed.joined)
+def _in_order(delayed: DelayedItems | None) -> Items:
+    """Return the delayed items, in the order in which they are due."""
+    return tuple(as_delayed(item_data(one)) for one in delayed.in_order()) if delayed else ()
 
 
 def _check_one_more(contents: Contents, first: Queues, second: Queues) -> None:

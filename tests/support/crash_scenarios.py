@@ -184,8 +184,7 @@ class Run:
 
     def sync(self) -> None:
         """Force everything to disk."""
-        for queue in self.queue.with_companion:
-            queue.sync()
+        self.queue.sync()
         self.answered(safe=True)
 
     def delay(self, seconds: int) -> None:
@@ -209,9 +208,8 @@ class Run:
         self.write()
 
     def flush(self) -> None:
-        """Drop all items, the delayed ones last."""
+        """Drop all items, the delayed ones, too."""
         self.waiting.clear()
-        self.note()
         self.delayed.clear()
         self.note()
         self.queue.flush()
@@ -233,9 +231,7 @@ class Run:
         """Delete the queue."""
         self.waiting.clear()
         self.open.clear()
-        if self.delayed:
-            self.states.append(tuple(self._delayed_items()))
-            self.delayed.clear()
+        self.delayed.clear()
         self.states += [(), None]
         self._mark()
         self.collection.delete("jobs")
@@ -272,7 +268,7 @@ def as_delayed(data: bytes) -> bytes:
 
 
 def delayed(run: Run) -> None:
-    """Has delayed items that join, in journals that are rewritten, until it is deleted."""
+    """Has delayed items that join, in a journal that is rewritten, until it is deleted."""
     run.add()
     for seconds in (3, 1, 2, 1):
         run.delay(seconds)
@@ -305,7 +301,7 @@ def delayed(run: Run) -> None:
 
 
 def delayed_beside_a_worker(run: Run) -> None:
-    """Has items that have joined, and are not confirmed yet, when its journal is rewritten."""
+    """Has delayed items that join, and others that wait, while its journal is rewritten."""
     worker = HeldWorker()
     run.collection.commits.worker = worker
     run.add()
@@ -317,9 +313,8 @@ def delayed_beside_a_worker(run: Run) -> None:
             run.remove()
         if number == 6:
             run.sync()
+        run.delay(20 - number)
         if number % 4 == 3:
-            # The sync of the first item that joined, and a rewrite after others joined.
-            worker.step()
             worker.step()
     while worker.step():
         run.pass_time(1)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kestrelmq.format.notes import joining
-from kestrelmq.format.records import ConfirmRemove, Remove, RemoveTentative, StateDump, encode, item
+from kestrelmq.format.notes import delayed_notes, joined_note
+from kestrelmq.format.records import Remove, RemoveTentative, StateDump, encode, item
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack
 from kestrelmq.spark.sinks.journal_commit import JournalCommit
@@ -15,6 +15,7 @@ from kestrelmq.tools.import_export import import_rows
 from kestrelmq.tools.journal_files import select
 from kestrelmq.tools.repair import repair
 from tests.support.crash_checks import DAMAGED, Items
+from tests.support.crash_scenarios import as_delayed
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.journal_bytes import numbered
@@ -71,7 +72,7 @@ def items(*numbers: int) -> Items:
 
 def packs(directory: RecordingDirectory | CrashingDirectory) -> None:
     """Pack the queue."""
-    one = select([directory.path])[0]  # what its delayed items are in comes behind it
+    (one,) = select([directory.path])
     pack(directory, one.all_files, "documented", FakeClock())
 
 
@@ -118,10 +119,9 @@ HALF_ROTATED = {"jobs.1": (numbered(1),), "jobs.2": (numbered(2), numbered(3))}
 PACKED = {"jobs.1": (numbered(1),), "jobs.2.pack": (numbered(2),), "jobs.3": (numbered(3),)}
 DELAYED = item(NOW, 0, b"2")
 JOINED = {
-    "jobs": (numbered(1) + joining(1, DELAYED, 0),),
-    "jobs~~delayed": (DELAYED + encode(RemoveTentative()), encode(ConfirmRemove(1))),
+    "jobs": (numbered(1), delayed_notes(1, DELAYED, 0), joined_note(1, 0) + DELAYED),
 }
-"""A delayed item has joined its queue, and nothing says so on disk but the note."""
+"""A delayed item has joined its queue."""
 DAMAGED_FILES = {"jobs": (numbered(1) + b"cc" + numbered(2),)}
 TORN = numbered(2)[:-1]
 UNDECIDED = encode(StateDump(5, 16))
@@ -132,7 +132,9 @@ TOOLS = {
         packs, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3)
     ),
     "pack, again": Tool(packs, PACKED, (items(2),), items(2, 3), items(2, 3)),
-    "pack, a delayed item has joined": Tool(packs, JOINED, (), items(1, 2), items(1, 2)),
+    "pack, a delayed item has joined": Tool(
+        packs, JOINED, ((), items(1), (as_delayed(b"2"), *items(1))), items(1, 2), items(1, 2)
+    ),
     "import": Tool(imports, FILES, OLDER, items(2, 3, 4), items(2, 3, 4, 8, 9)),
     "import, half rotated": Tool(
         imports, HALF_ROTATED, (items(1), items(1, 2)), items(1, 2, 3), items(1, 2, 3, 8, 9)

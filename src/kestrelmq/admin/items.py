@@ -110,7 +110,7 @@ async def put_item(call: Call) -> Answer:
     collection = context.collection
     mark = _mark(item)
     stored = await put(context, name, data, ItemTimes(expiry, due), mark)
-    destinations = collection.destinations(name, due=due, mark=mark)
+    destinations = collection.destinations(name)
     await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")

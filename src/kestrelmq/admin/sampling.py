@@ -351,11 +351,9 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
 
 
 def state_of(queue: Queue) -> State:
-    """Return the state of a queue that is loaded; it is damaged if its delayed items are not."""
+    """Return the state of a queue that is loaded."""
     if queue.is_failing:
         return "failing"
-    if queue.delayed_damage is not None:
-        return "damaged"
     if queue.fullness is not None:
         return "full"
     return "behind" if queue.read_behind else "ok"

@@ -205,7 +205,7 @@ class _Target:
             except ApiError as error:
                 refusal = error
                 break
-            touched |= dict.fromkeys(collection.destinations(self._name, due=row.due))
+            touched |= dict.fromkeys(collection.destinations(self._name))
             if not stored:
                 reason = f"{self._name} is full, or the item is too large for it"
                 refusal = ApiError(409, "item_refused", reason)

@@ -3,7 +3,6 @@
     NAME                  the current file, replayed last
     NAME.TIMESTAMP        a rotated file; replayed by timestamp (ms), earliest first
     NAME.TIMESTAMP.pack   replaces every file of the queue up to TIMESTAMP; those are dead
-    NAME~~delayed...      the journal of the queue's delayed items, made up in the same way
     anything else with ~~ temporary, or ours for another purpose; never replayed
 
 This module does no I/O: `group_files` works on a list of names.
@@ -22,23 +21,19 @@ QUEUES_NAME: Final = "~~queues"
 """What clients have set for single queues: see `queues.registry`."""
 DAMAGED: Final = "damaged"
 """Purpose of a side file that could not be used, set aside."""
-_DELAYED: Final = "~~delayed"
 _PACKED: Final = ".pack"
 # Purposes of temporaries that are useless once the process that wrote them has ended.
 NEXT: Final = "next"
 PACK: Final = "pack"
 DELETE: Final = "delete"
-_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+(~~delayed)?)~~(next|pack|delete)-[0-9]+")
+_LEFT_OVER: Final = re.compile(r"(?P<queue>[^~]+)~~(next|pack|delete)-[0-9]+")
 # Accept any number that fits in a file name: the one after the newest must also be accepted.
 _ROTATED: Final = re.compile(r"(?P<queue>[^.]+)\.(?P<timestamp>[0-9]{1,255})(?P<pack>\.pack)?")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalName:
-    """The parts of a journal file's name. `timestamp` is None for the current file.
-
-    The journal of the delayed items of a queue has the queue name `delayed_name` gives.
-    """
+    """The parts of a journal file's name. `timestamp` is None for the current file."""
 
     queue: str
     timestamp: int | None = None
@@ -55,7 +50,6 @@ class QueueFiles(NamedTuple):
         dead: files to remove before the renames: those that a pack replaces, and temporaries that a
             crash left.
         rename: the pack files to rename, as (from, to).
-        delayed: the files of its delayed items; None if it has none.
     """
 
     queue: str
@@ -63,7 +57,6 @@ class QueueFiles(NamedTuple):
     has_current: bool = False
     dead: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
-    delayed: "QueueFiles | None" = None
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -93,34 +86,16 @@ class QueuePathFiles:
     unknown: tuple[str, ...]
     dead: tuple[str, ...] = ()
 
-    def of_journal(self, name: str) -> QueueFiles | None:
-        """Return the files of the journal of a queue, or of the delayed items of one."""
-        master = master_of_delayed(name)
-        if master is None:
-            return self.queues.get(name)
-        files = self.queues.get(master)
-        return files.delayed if files is not None else None
-
 
 def parse_name(name: str) -> JournalName | None:
     """Parse the name of a journal file; return None if it is not one."""
     rotated = _ROTATED.fullmatch(name)
     queue = rotated["queue"] if rotated else name
-    if queue_name_error(master_of_delayed(queue) or queue) is not None:
+    if queue_name_error(queue) is not None:
         return None
     if rotated is None:
         return JournalName(queue)
     return JournalName(queue, int(rotated["timestamp"]), rotated["pack"] is not None)
-
-
-def delayed_name(queue: str) -> str:
-    """Return the name of the journal that has the delayed items of `queue`."""
-    return queue + _DELAYED
-
-
-def master_of_delayed(name: str) -> str | None:
-    """Return the queue whose delayed items the journal `name` has; None if it has none."""
-    return name.removesuffix(_DELAYED) if name.endswith(_DELAYED) else None
 
 
 def rotated_name(queue: str, timestamp: int) -> str:
@@ -174,20 +149,12 @@ def group_files(names: Iterable[str]) -> QueuePathFiles:
     for queue in current & (found.keys() | left_over.keys()):
         found.setdefault(queue, []).append((JournalName(queue), queue))
     queues: dict[str, QueueFiles] = {}
-    # The name of a queue sorts before that of its delayed items.
     for queue in sorted(current | found.keys()):
         files = found.get(queue)
         if files is None:
             queues[queue] = QueueFiles(queue, has_current=True)
             continue
-        grouped = _queue_files(queue, files, left_over.pop(queue, []))
-        master = master_of_delayed(queue)
-        if master is None:
-            queues[queue] = grouped
-        else:
-            # A crash of the machine may leave these without a file of the queue itself.
-            alone = QueueFiles(master, dead=tuple(sorted(left_over.pop(master, []))))
-            queues[master] = queues.get(master, alone)._replace(delayed=grouped)
+        queues[queue] = _queue_files(queue, files, left_over.pop(queue, []))
     dead = sorted(name for names in left_over.values() for name in names)
     return QueuePathFiles(queues, tuple(sorted(unknown)), tuple(dead))
 

@@ -13,17 +13,23 @@ A note is written together with the record that it is about, in one write. A cra
 or the note alone, which then has no meaning, or the beginning of the note. That is set right when
 the journal is loaded: the file is rotated, and the next one begins with the last-used xid.
 `docs/journal.md` lists the kinds.
+
+Notes of delayed items hold the items, and there may be millions. So each is one record for
+`scanning`, and its payload is in columns: first the first bytes of all its words, then the second.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, NamedTuple
 
 from kestrelmq.format.checksum import crc32
 from kestrelmq.format.records import (
+    ADDX_HEADER,
+    SAVE_XID,
+    Buffer,
     Item,
     NotedItem,
+    item_add_time,
     item_deliveries,
     item_letter,
     kept_xid,
@@ -40,11 +46,13 @@ UNCOUNTED: Final = 2
 """Kind: no payload; the read that the next UNREMOVE gives back is not counted."""
 
 DELAYED: Final = 3
-"""Kind: i32 xid, u32 CRC-32; the next record adds the item of that read of `NAME~~delayed`."""
+"""Kind: u64 number, u32 offset, bytes of the ADDX record of the delayed item from there on."""
 JOINED: Final = 4
-"""Kind: i32 xid, u32 CRC-32, as often as it fits; the items of those reads were added already."""
+"""Kind: u64 number; the next record adds this delayed item, which is due."""
 DEAD: Final = 5
 """Kind: u32, how often the item that the next record adds was handed out, and its `DeadLetter`."""
+FLUSHED: Final = 6
+"""Kind: no payload; the delayed items of the notes before it were dropped."""
 
 _WORD: Final = Struct("<i")
 _U32: Final = Struct("<I")
@@ -52,10 +60,18 @@ NOTE_MARK: Final = b"NOTE"
 """The first word of a note."""
 _MARK_WORD: Final[int] = _WORD.unpack(NOTE_MARK)[0]
 _HEADER_WORDS: Final = 3
+_SAVE_XID_SIZE: Final = 5
+_OPCODE: Final = bytes((SAVE_XID,))
+_BEGIN: Final = Struct("<B4sBIBI")
+"""The SAVE_XIDs of the mark, the head and the checksum of a note."""
+_HEAD_AND_CHECKSUM: Final = Struct("<6xIxI")
+_PLACES: Final = (1, 2, 3, 4)
 _MOST: Final = 0xFFFF_FFFF
-_JOIN: Final = Struct("<iI")
-_JOINS_IN_NOTE: Final = 10_000
 _LETTER: Final = Struct("<qB")
+_PART_HEAD: Final = Struct("<QI")
+_NUMBER: Final = Struct("<Q")
+_PART: Final = 256 << 10
+"""Bytes of a delayed item in one note: making it takes a third of a millisecond."""
 MAX_WHY: Final = 200
 """The most bytes of the reason of a dead letter."""
 
@@ -164,37 +180,92 @@ def noted_letter(note: Note) -> bytes:
     return letter if is_whole else b""
 
 
-def joining(xid: int, record: bytes, last_xid: int) -> bytes:
-    """Return the records that add `record`, the delayed item that is open under `xid`."""
-    return joining_note(xid, record, last_xid) + record
+def delayed_notes(number: int, record: bytes, last_xid: int) -> bytes:
+    """Return the notes that hold `record`, an item that is delayed, under `number`."""
+    size = len(record)
+    if size <= _PART:
+        return _delayed_note(number, 0, record, last_xid)
+    parts = [
+        _delayed_note(number, at, record[at : at + _PART], last_xid) for at in range(0, size, _PART)
+    ]
+    return b"".join(parts)
 
 
-def joining_note(xid: int, record: bytes, last_xid: int) -> bytes:
-    """Return the note that stands before such a `record`."""
-    return encode(Note(DELAYED, _JOIN.pack(xid, crc32(record))), last_xid)
+def _delayed_note(number: int, offset: int, part: bytes, last_xid: int) -> bytes:
+    size = _PART_HEAD.size + len(part)
+    payload = b"".join((_PART_HEAD.pack(number, offset), part, bytes(-size % 4)))
+    head = size << 8 | DELAYED
+    count = (size + 3) // 4
+    words = bytearray(_OPCODE * (5 * count))
+    # A column of all words at once, which takes a third of the time of word by word.
+    words[1::5] = payload[:count]
+    words[2::5] = payload[count : 2 * count]
+    words[3::5] = payload[2 * count : 3 * count]
+    words[4::5] = payload[3 * count :]
+    checksum = crc32(payload, crc32(_U32.pack(head)))
+    begin = _BEGIN.pack(SAVE_XID, NOTE_MARK, SAVE_XID, head, SAVE_XID, checksum)
+    return b"".join((begin, words, save_xid(last_xid)))
 
 
-def joined_notes(joined: Iterable[tuple[int, bytes]], last_xid: int) -> Iterator[bytes]:
-    """Yield notes that these delayed items, given with their xids, were added already."""
-    rest = iter(joined)
-    while some := list(islice(rest, _JOINS_IN_NOTE)):
-        payload = b"".join(_JOIN.pack(xid, crc32(record)) for xid, record in some)
-        yield encode(Note(JOINED, payload), last_xid)
+DelayedPart = tuple[int, int, bytes]
+"""What a note of kind DELAYED says: an item's number, an offset, and its bytes from there on."""
+DAMAGED_PART: Final[DelayedPart] = (-1, 0, b"")
 
 
-def noted_joins(note: Note) -> Iterator[tuple[int, int]]:
-    """Yield the xid and the CRC-32 of each delayed item that `note` is about."""
-    if note.kind in {DELAYED, JOINED} and len(note.payload) % _JOIN.size == 0:
-        yield from _JOIN.iter_unpack(note.payload)
+def is_delayed(buffer: Buffer, at: int, end: int) -> bool:
+    """Whether the record in `buffer[at:end]` is a whole note of kind DELAYED."""
+    return end - at > _SAVE_XID_SIZE and buffer[at] == SAVE_XID
+
+
+def decode_delayed(buffer: Buffer, at: int, end: int) -> DelayedPart:
+    """Return what the note of kind DELAYED in `buffer[at:end]` says, or DAMAGED_PART."""
+    head, checksum = _HEAD_AND_CHECKSUM.unpack_from(buffer, at)
+    begin, stop, size = at + _BEGIN.size, end - _SAVE_XID_SIZE, head >> 8
+    columns = [buffer[begin + place : stop : 5] for place in _PLACES]
+    if isinstance(buffer, memoryview):
+        columns = [bytes(column) for column in columns]
+    payload = b"".join(columns)
+    if size < _PART_HEAD.size or crc32(payload, crc32(_U32.pack(head))) != checksum:
+        return DAMAGED_PART
+    number, offset = _PART_HEAD.unpack_from(payload)
+    return number, offset, payload[_PART_HEAD.size : size]
+
+
+def describe_delayed(found: DelayedPart) -> str:
+    """Return what a note of kind DELAYED says, as text."""
+    number, offset, part = found
+    if number < 0:
+        return "a damaged note"
+    if offset:
+        return f"item {number} goes on, {len(part)} bytes"
+    due = item_add_time(part) if len(part) >= ADDX_HEADER else 0
+    return f"item {number} is delayed until {due}, {len(part)} bytes"
+
+
+def joined_note(number: int, last_xid: int) -> bytes:
+    """Return the note that the next record adds the delayed item `number`."""
+    return encode(Note(JOINED, _NUMBER.pack(number)), last_xid)
+
+
+def noted_join(note: Note) -> int | None:
+    """Return the number of the delayed item that the next record adds; None if it is another."""
+    if note.kind != JOINED or len(note.payload) != _NUMBER.size:
+        return None
+    number: int = _NUMBER.unpack(note.payload)[0]
+    return number
+
+
+def flushed_note(last_xid: int) -> bytes:
+    """Return the note that all delayed items so far were dropped."""
+    return encode(Note(FLUSHED, b""), last_xid)
 
 
 def describe(note: Note) -> str:
     """Return what a note says, as text."""
-    if note.kind == DELAYED:
-        xids = ", ".join(str(xid) for xid, _ in noted_joins(note))
-        return f"the next item was delayed, as xid {xids}"
     if note.kind == JOINED:
-        return f"{len(list(noted_joins(note)))} delayed items were added already"
+        return f"the next item was delayed, as number {noted_join(note)}"
+    if note.kind == FLUSHED:
+        return "the delayed items are dropped"
     if note.kind == UNCOUNTED:
         return "the next UNREMOVE does not count as a delivery"
     if note.kind == DELIVERIES:

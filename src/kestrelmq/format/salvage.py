@@ -1,9 +1,9 @@
 """Finding the next record after damage.
 
 Records have no checksum and no marker, so the next record after damage is found by its form: an
-added item with plausible times and a plausible size, followed only by records for a while. Short
-records (removes and the like) between the damage and that item look like any data, and are lost
-with the damage.
+added item with plausible times and a plausible size, followed only by records for a while; or a
+note of a delayed item, which has both. Short records (removes and the like) between the damage and
+that item look like any data, and are lost with the damage.
 """
 
 import re
@@ -13,7 +13,8 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
-from kestrelmq.format.records import ADD_XID, ADDX, CONTINUE, YEAR_2000, YEAR_2101, Buffer
+from kestrelmq.format.notes import DAMAGED_PART, DELAYED, NOTE_MARK, decode_delayed, is_delayed
+from kestrelmq.format.records import ADD_XID, ADDX, CONTINUE, SAVE_XID, YEAR_2000, YEAR_2101, Buffer
 from kestrelmq.format.scanning import record_length
 
 _HEADER: Final = Struct("<iqq")
@@ -21,6 +22,9 @@ _TIME: Final = Struct("<q")
 # The last three bytes of an add time in the years 2000 to 2100, in milliseconds.
 _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
+_NOTE: Final = re.compile(
+    re.escape(bytes((SAVE_XID,)) + NOTE_MARK + bytes((SAVE_XID, DELAYED))), re.DOTALL
+)
 _FOLLOWERS: Final = 16
 """So many records in a row, the found one among them, are enough to believe it."""
 _LONGEST_MATCH: Final = 17
@@ -73,6 +77,8 @@ def next_record(buffer: Buffer, damage: int, since: int = YEAR_2000, *, step: St
         found = end
         for pattern, header in ((_ADDX, 1), (_ADD_XID, 5)):
             found = _first(buffer, position, found, pattern, header, since)
+        if since == YEAR_2000:  # a note in the data of a cut item proves nothing
+            found = _first_note(buffer, position, found)
         if found < end:
             return found
         position = end
@@ -90,6 +96,21 @@ def _first(
         if _makes_sense(buffer, position, header, since):
             return position
         position += 1
+    return end
+
+
+def _first_note(buffer: Buffer, position: int, end: int) -> int:
+    """Return where in `buffer[position:end]` the first whole note of a delayed item begins."""
+    for match in _NOTE.finditer(buffer, position, end + _LONGEST_MATCH - 1):
+        at = match.start()
+        length = record_length(buffer, at, len(buffer)) if at < end else None
+        if (
+            length is not None
+            and is_delayed(buffer, at, at + length)
+            and at + length <= len(buffer)
+            and decode_delayed(buffer, at, at + length) != DAMAGED_PART
+        ):
+            return at
     return end
 
 

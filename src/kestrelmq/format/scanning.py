@@ -13,6 +13,7 @@ from struct import Struct
 from typing import Final
 
 from kestrelmq.errors import DamagedJournal
+from kestrelmq.format.notes import DELAYED, NOTE_MARK
 from kestrelmq.format.records import (
     ADD,
     ADD_HEADER,
@@ -58,6 +59,10 @@ _HEADERS: Final = {
     STATE_DUMP: ADD_XID_HEADER,
 }
 """Bytes before the data, for each opcode whose records have data."""
+_NOTE_HEAD: Final = 10
+"""Bytes of a note that tell its kind and its length."""
+_LAST_OPCODES: Final = 16
+_OPCODES: Final = bytes((SAVE_XID,)) * _LAST_OPCODES
 _HEAD: Final = Struct("<Bi")
 _TIMES: Final = Struct("<qq")
 _I32: Final = Struct("<i")
@@ -97,9 +102,9 @@ def decode_whole(buffer: Buffer, at: int, end: int, *, with_data: bool = True) -
     if opcode == ADDX:
         add_time, expiry = _TIMES.unpack_from(buffer, at + 5)
         return AddX(add_time, expiry, bytes(buffer[at + ADDX_HEADER : end]))
-    xid: int = _I32.unpack_from(buffer, at + 1)[0]
     if opcode == SAVE_XID:
-        return SaveXid(xid)
+        return SaveXid(_I32.unpack_from(buffer, at + length - 4)[0])  # the last of a note
+    xid: int = _I32.unpack_from(buffer, at + 1)[0]
     if opcode == UNREMOVE:
         return Unremove(xid)
     if opcode == CONFIRM_REMOVE:
@@ -128,7 +133,7 @@ def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False
     if opcode in {REMOVE, REMOVE_TENTATIVE}:
         return 1
     if opcode in {SAVE_XID, UNREMOVE, CONFIRM_REMOVE, REMOVE_TENTATIVE_XID}:
-        return 5
+        return _note_length(buffer, position, end, more=more) if opcode == SAVE_XID else 5
     if opcode in {ADD, ADDX}:
         if left < 5:
             return None
@@ -150,6 +155,26 @@ def record_length(buffer: Buffer, position: int, end: int, *, more: bool = False
             raise DamagedJournal(position, f"size {size} of opcode {opcode} is less than 16")
         return 9 + size
     raise DamagedJournal(position, f"unknown opcode {opcode}")
+
+
+def _note_length(buffer: Buffer, position: int, end: int, *, more: bool) -> int | None:
+    """Return the length of the SAVE_XID at `position`, or of all those of a note of kind DELAYED.
+
+    There may be very many of such notes, so each is one record. Arguments as for `record_length`.
+    """
+    mark = buffer[position + 1 : position + 5]
+    if mark != NOTE_MARK:
+        return 5
+    if end - position < _NOTE_HEAD:
+        return None if more else 5
+    if buffer[position + 5] != SAVE_XID or buffer[position + 6] != DELAYED:
+        return 5
+    size = int.from_bytes(buffer[position + 7 : position + _NOTE_HEAD], "little")
+    length = 5 * ((size + 3) // 4 + 4)  # the mark, the head, the checksum and the last-used xid
+    # A crash may have cut it short, and another server gone on: then other records are in its end.
+    whole = min(length, (end - position) // 5 * 5)
+    last = bytes(buffer[position + whole - min(whole, _LAST_OPCODES * 5) : position + whole : 5])
+    return length if last == _OPCODES[: len(last)] else 5
 
 
 def _is_continue(buffer: Buffer, position: int, size: int, end: int) -> bool:

@@ -14,16 +14,14 @@ current one.
 """
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kestrelmq.clock import Clock, Pause, Throttle, no_pause
+from kestrelmq.clock import Clock, Pause, Throttle
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.disk.directories import Directory, write_file
 from kestrelmq.disk.opening import FoundFile, ReadFile
-from kestrelmq.errors import JournalError
 from kestrelmq.format.names import (
     QueueFiles,
     later_timestamp,
@@ -35,21 +33,15 @@ from kestrelmq.format.names import (
 from kestrelmq.format.records import (
     ADDX,
     ADDX_HEADER,
-    REMOVE_TENTATIVE,
-    REMOVE_TENTATIVE_RECORD,
     YEAR_2000,
     YEAR_2101,
     Buffer,
     item_add_time,
-    save_xid,
 )
-from kestrelmq.journal.open_read import OpenRead
-from kestrelmq.journal.producers import Producers
-from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay, apply
+from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import ONLY_ZEROS, WINDOW, EndKind, Walk, WalkEnd, find_records
-from kestrelmq.journal.writer import Dialect, FileJournal, NoJournal
+from kestrelmq.journal.writer import Dialect, FileJournal
 
 _TINY_BATCH: Final = 16 << 10
 """Bytes to replay at a time for upkeep, beside queues under full load: records may be one byte."""
@@ -82,85 +74,6 @@ class LoadedQueue(NamedTuple):
     created: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedDelayed:
-    """The delayed items of a queue, which were read from their journal.
-
-    Attributes:
-        journal: the files; not open yet, unless they are new.
-        held: the items by xid, in the order in which they came.
-        last_xid: the last-used xid.
-        prelude: records to write before any others. A write that was cut short may have left the
-            last item without the record that opens it; this opens it. If it was cut short within a
-            note, the last-used xid comes first.
-        joined: xids of those that have joined the queue, according to its own journal.
-        producers: the last marks of the items that were added with a delay.
-    """
-
-    journal: FileJournal | NoJournal
-    held: ReadTable[OpenRead]
-    last_xid: int = 0
-    prelude: bytes = b""
-    joined: Collection[int] = ()
-    producers: Producers = field(default_factory=Producers)
-
-
-def load_with_delayed(
-    directory: Directory,
-    queue_files: QueueFiles,
-    memory_limit: int | None,
-    clock: Clock,
-    pace: Pace | None = None,
-    *,
-    keep: float = 0.0,
-    dialect: Dialect | None = None,
-) -> tuple[LoadedQueue, LoadedDelayed | JournalError | OSError | None]:
-    """Replay the files of one queue and those of its delayed items; arguments as for `load_queue`.
-
-    Returns:
-        The queue, and its delayed items or why they cannot be loaded; None if there never were any.
-
-    Raises:
-        DamagedJournal: a file has bytes that are not a record; the error names the file.
-        OSError: a file could not be read, or a clean-up failed.
-    """
-
-    def load(delayed: ItemsByXid = NONE_DELAYED) -> LoadedQueue:
-        return load_queue(
-            directory,
-            queue_files,
-            memory_limit,
-            clock,
-            pace,
-            keep=keep,
-            delayed=delayed,
-            dialect=dialect,
-        )
-
-    if queue_files.delayed is None:
-        return load(), None
-    try:
-        stored = load_queue(directory, queue_files.delayed, None, clock, pace, keep=keep)
-    except (JournalError, OSError) as error:
-        return load(), error
-    state = stored.state
-    prelude = save_xid(state.last_xid) if state.is_note_cut else b""
-    prelude += open_all(state)
-    held = state.open
-    loaded = load(held)
-    return loaded, LoadedDelayed(
-        stored.journal, held, state.last_xid, prelude, loaded.state.joined, state.producers
-    )
-
-
-def open_all(state: Replay) -> bytes:
-    """Open reads of all items that wait; return the records that do so."""
-    count = state.items
-    for _ in range(count):
-        apply(state, REMOVE_TENTATIVE, 0)
-    return REMOVE_TENTATIVE_RECORD * count
-
-
 def load_queue(
     directory: Directory,
     queue_files: QueueFiles,
@@ -169,10 +82,9 @@ def load_queue(
     pace: Pace | None = None,
     *,
     keep: float = 0.0,
-    delayed: ItemsByXid = NONE_DELAYED,
     dialect: Dialect | None = None,
 ) -> LoadedQueue:
-    """Replay the files of one queue, without its delayed items.
+    """Replay the files of one queue.
 
     Args:
         directory: where they are.
@@ -182,7 +94,6 @@ def load_queue(
         pace: for loading beside queues that serve. An exception that it raises ends the loading,
             and the queue can be loaded again later.
         keep: how long files that a pack has replaced stay on disk (seconds).
-        delayed: as for `Replay`.
         dialect: the one that is to be written; None for that of the current file.
 
     Raises:
@@ -194,7 +105,6 @@ def load_queue(
     state = Replay(
         memory_limit,
         lambda file, at: JournalReader(directory.path, file, at, open_file=directory.open),
-        delayed=delayed,
     )
     files = queue_files.files
     progress = _Progress(directory, queue_files, clock, pace)
@@ -245,7 +155,7 @@ def recover(directory: Directory, files: QueueFiles, clock: Clock) -> QueueFiles
     if loaded.state.behind is not None:
         loaded.state.behind.close()
     has_current = (directory.path / files.queue).exists()  # it may have been rotated
-    return QueueFiles(files.queue, tuple(loaded.journal.sizes), has_current, delayed=files.delayed)
+    return QueueFiles(files.queue, tuple(loaded.journal.sizes), has_current)
 
 
 class _Age:
@@ -504,25 +414,6 @@ def replay_whole(
         finally:
             file.close()
     return torn
-
-
-def replay_delayed(directory: Directory, files: QueueFiles | None) -> ItemsByXid:
-    """Return the delayed items of a queue by xid, according to their own journal; changes nothing.
-
-    `files` is that journal; None if there is none. Some of the items may have joined the queue,
-    whose journal says which (`Replay.joined`).
-
-    Raises:
-        DamagedJournal: the journal of the delayed items is damaged.
-        OSError: a file could not be read.
-    """
-    if files is None:
-        return NONE_DELAYED
-    state = Replay()
-    replay_whole(directory, state, files.present, no_pause, may_be_torn=True)
-    state.end()
-    open_all(state)
-    return state.open
 
 
 def fold(

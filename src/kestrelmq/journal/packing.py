@@ -22,12 +22,11 @@ from kestrelmq.format.names import (
     QueueFiles,
     group_files,
     later_timestamp,
-    master_of_delayed,
     pack_name,
     rotated_name,
     temporary_name,
 )
-from kestrelmq.journal.loading import clean_up, recover, replay_delayed
+from kestrelmq.journal.loading import clean_up, recover
 from kestrelmq.journal.replacement import FilesSource
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
@@ -66,18 +65,14 @@ def write_packed(
 ) -> PackedFile:
     """Write what a queue holds to the file `name` of `output`, and sync it.
 
-    It has all that the queue's files say: items with their deliveries, open and reserved reads,
-    tags, the marks of producers, and which delayed items have joined. The queue's files are only
-    read. The journal of delayed items is packed in the same way, but in the documented dialect.
+    It has all that the queue's files say: items with their deliveries, delayed ones, open and
+    reserved reads, tags, and the marks of producers. The queue's files are only read.
 
     Raises:
-        DamagedJournal: the queue's journal is damaged, or that of its delayed items.
+        DamagedJournal: the queue's journal is damaged.
         OSError: a file could not be read or written; then `output` has no file `name`.
     """
-    if master_of_delayed(files.queue) is not None:
-        dialect = "documented"
-    delayed = replay_delayed(directory, files.delayed)
-    source = FilesSource(directory, files.present, dialect, delayed=delayed)
+    source = FilesSource(directory, files.present, dialect, may_be_torn=True)
     size = write_file(output, name, source.pieces(no_pause))
     return PackedFile(source.items, source.open_reads, size, source.torn)
 
@@ -98,9 +93,6 @@ def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> 
         OSError: the queue is as it was, or replaced except for what a server's start completes.
     """
     queue, old = files.queue, list(files.rotated)
-    if files.delayed is not None:
-        # The notes of delayed items that have left are dropped: that they have left must stay.
-        directory.sync_file(files.delayed.present[-1])
     timestamp = later_timestamp(old, now)
     if files.has_current:
         old.append(rotated_name(queue, timestamp))
@@ -111,16 +103,13 @@ def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> 
     directory.rename(file, pack_name(queue, timestamp))
     directory.sync()
     directory.crash_point("pack: in place")
-    packed = group_files([*old, pack_name(queue, timestamp)]).of_journal(queue)
-    assert packed is not None  # noqa: S101 # it has the pack at least
+    packed = group_files([*old, pack_name(queue, timestamp)]).queues[queue]
     clean_up(directory, packed)
     return rotated_name(queue, timestamp)
 
 
 def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock) -> PackResult:
-    """Pack the journal of one queue, without its delayed items. Nobody else may use it.
-
-    The journal of the delayed items can be packed in the same way, in the documented dialect.
+    """Pack the journal of one queue. Nobody else may use it.
 
     Raises:
         DamagedJournal: the journal must be repaired first; nothing was changed.

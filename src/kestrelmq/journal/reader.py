@@ -12,7 +12,7 @@ from typing import Final
 
 from kestrelmq.disk.opening import open_regular
 from kestrelmq.errors import DamagedJournal, JournalError
-from kestrelmq.format.notes import Note, NoteReader, about_item, noted_item
+from kestrelmq.format.notes import Note, NoteReader, about_item, is_delayed, noted_item
 from kestrelmq.format.records import (
     ADDX,
     CONFIRM_REMOVE,
@@ -185,7 +185,7 @@ class JournalReader:
                 item: Item | None = self._chunk if is_all else self._chunk[start:end]
             elif opcode == SAVE_XID:
                 item = None
-                self._read_note(record_xid(self._chunk, start))
+                self._read_note(start, end)
             else:
                 item = None if opcode in _NO_ITEM else added_item(self._chunk, start, end)
             if item is not None:
@@ -198,9 +198,14 @@ class JournalReader:
         self.item_bytes += read
         return items
 
-    def _read_note(self, xid: int) -> None:
-        """Read a SAVE_XID, which may be a word of a note about the next item."""
-        note = self._notes.feed(xid)
+    def _read_note(self, start: int, end: int) -> None:
+        """Read a SAVE_XID of the chunk, which may be a word of a note about the next item.
+
+        It may also be all of a note of a delayed item, which is passed over.
+        """
+        if is_delayed(self._chunk, start, end):
+            return
+        note = self._notes.feed(record_xid(self._chunk, start))
         if note is not None:
             self.note = about_item(note)
 

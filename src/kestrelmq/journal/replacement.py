@@ -22,9 +22,8 @@ xid of its item, others the next one. So a SAVE_XID before each read sets the co
 are the same xid, and one at the end restores the last-used xid. Once a read is given back, its item
 is like any other to all readers.
 
-Then come notes of the delayed items that joined the queue in the files that are replaced, but are
-still in their own journal (see `notes`), those about reserved reads and tags (see `reservations`),
-and the last marks of producers (see `producers`). All of them come behind the open reads.
+Behind the open reads come notes: the delayed items (see `delayed_items`), then those about reserved
+reads and tags (see `reserved_reads`), then the last marks of producers (see `producers`).
 
 A crash leaves the old files, or packs beside some of them, or the newest pack alone; loading
 completes the replacement. Each step may be tried again after a failure. `cancel`, from another
@@ -43,7 +42,7 @@ from kestrelmq.clock import Pause
 from kestrelmq.disk.directories import Directory
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import PACK, pack_name, parse_name, temporary_name
-from kestrelmq.format.notes import counted, item_note, joined_notes
+from kestrelmq.format.notes import counted, item_note
 from kestrelmq.format.records import (
     REMOVE_TENTATIVE_RECORD,
     Add,
@@ -58,12 +57,13 @@ from kestrelmq.format.records import (
     save_xid,
     xid_before,
 )
+from kestrelmq.journal.delayed_items import Entry, notes_of
 from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reader import JournalReader, too_few_items
-from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, ReaderFactory, Replay
+from kestrelmq.journal.replay import ReaderFactory, Replay
 from kestrelmq.journal.reserved_reads import NOTHING_RESERVED, ReservedSnapshot
 from kestrelmq.journal.walk import WalkEnd
 from kestrelmq.journal.writer import Dialect
@@ -172,13 +172,13 @@ class MemorySource:
         last_xid: int,
         reads: ReadTable[OpenRead],
         items: Sequence[Item],
-        joined: ReadTable[bytes] | None = None,
+        delayed: list[Entry] | None = None,
         reserved: ReservedSnapshot = NOTHING_RESERVED,
         marks: Iterable[tuple[bytes, LastMark]] = (),
     ) -> None:
         self.written = 0
         self._marks = marks
-        self._joined = ReadTable() if joined is None else joined
+        self._delayed = [] if delayed is None else delayed
         self._dialect: Dialect = dialect
         self._last_xid = last_xid
         self._reads = reads
@@ -188,7 +188,7 @@ class MemorySource:
     def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records."""
         yield from in_pieces(open_read_records(self._dialect, self._last_xid, self._reads))
-        yield from joined_notes(chain.from_iterable(self._joined.drain()), self._last_xid)
+        yield from in_pieces(notes_of(self._delayed, self._last_xid))
         yield from in_pieces(self._reserved.records(self._last_xid, pause))
         yield from marks_notes(self._marks, self._last_xid, pause)
         for count, piece in counted_pieces(counted(one, self._last_xid) for one in self._items):
@@ -224,6 +224,7 @@ class ExpectedContents:
     reserved: int = 0
     """How many of the reads are reserved."""
     done_tags: int = 0
+    delayed: int = 0
 
 
 class FilesSource:
@@ -246,9 +247,8 @@ class FilesSource:
         *,
         expected: ExpectedContents | None = None,
         live: Callable[[Pause], LiveContents] | None = None,
-        joined: ReadTable[bytes] | None = None,
-        delayed: ItemsByXid | None = None,
         producers: Producers | None = None,
+        may_be_torn: bool = False,
     ) -> None:
         """Describe the source.
 
@@ -259,17 +259,13 @@ class FilesSource:
             expected: what the files must replay to, if that is known.
             live: finds what is live, see the class, and calls its argument after each short piece;
                 None if no later files have records about these items.
-            joined: the delayed items that joined the queue, by xid.
-            delayed: the queue's delayed items by xid, if no server has the queue. Then the files
-                say which of them have joined, and the last file may be torn.
             producers: those of the queue: what they would forget now is left out.
+            may_be_torn: whether the last file may be torn, because no server has the queue.
         """
         self.written = 0
         self.items = self.open_reads = 0
         self.torn: WalkEnd | None = None
-        self._joined = ReadTable() if joined is None else joined
-        self._delayed = NONE_DELAYED if delayed is None else delayed
-        self._may_be_torn = delayed is not None
+        self._may_be_torn = may_be_torn
         self._marks_since = self._marks_at = 0
         if producers is not None:
             self._marks_at = producers.now()
@@ -283,7 +279,7 @@ class FilesSource:
 
     def pieces(self, pause: Pause) -> Iterator[bytes]:
         """Yield the records. Raises JournalError and OSError."""
-        state = _GentleReplay(pause, self._reader, self._delayed)
+        state = _GentleReplay(pause, self._reader)
         try:
             self.torn = replay_whole(
                 self._directory, state, self._files, pause, may_be_torn=self._may_be_torn
@@ -294,9 +290,8 @@ class FilesSource:
             self._live = None if self._find_live is None else self._find_live(pause)
             reserved = state.reserved.snapshot()
             yield from in_pieces(self._read_records(state))
-            joined = chain.from_iterable(self._joined.drain())
-            found = ((xid, self._delayed[xid].record) for xid in sorted(state.joined))
-            yield from joined_notes(chain(joined, found), state.last_xid)
+            if state.delayed is not None:
+                yield from in_pieces(notes_of(state.delayed.drop_all(), state.last_xid))
             yield from in_pieces(reserved.records(state.last_xid, pause))
             while state.producers.forget_before(self._marks_since):
                 pause()
@@ -318,8 +313,22 @@ class FilesSource:
         if expected is None:
             return
         reserved, reads = state.reserved, len(expected.reads)
-        found = (state.items, state.size, len(state.open), reserved.count, len(reserved.done))
-        wanted = (expected.items, expected.size, reads, expected.reserved, expected.done_tags)
+        found = (
+            state.items,
+            state.size,
+            len(state.open),
+            reserved.count,
+            len(reserved.done),
+            0 if state.delayed is None else len(state.delayed),
+        )
+        wanted = (
+            expected.items,
+            expected.size,
+            reads,
+            expected.reserved,
+            expected.done_tags,
+            expected.delayed,
+        )
         if (
             found != wanted
             or expected.last_xid not in {None, state.last_xid}
@@ -330,7 +339,7 @@ class FilesSource:
                 f"{found[1]} bytes and {found[2]} open reads, and the queue "
                 f"{wanted[0]}, {wanted[1]} and {reads}; reserved are "
                 f"{found[3]} and {expected.reserved}, done tags {found[4]} and "
-                f"{expected.done_tags}"
+                f"{expected.done_tags}, delayed items {found[5]} and {expected.delayed}"
             )
 
     def _read_records(self, state: Replay) -> Iterator[bytes]:
@@ -393,8 +402,8 @@ def _has_all(reads: ReadTable[OpenRead], wanted: ReadTable[OpenRead], pause: Pau
 class _GentleReplay(Replay):
     """A replay beside a queue that is in use: it pauses after every few records."""
 
-    def __init__(self, pause: Pause, open_reader: ReaderFactory, delayed: ItemsByXid) -> None:
-        super().__init__(_MEMORY_LIMIT, open_reader, delayed=delayed)
+    def __init__(self, pause: Pause, open_reader: ReaderFactory) -> None:
+        super().__init__(_MEMORY_LIMIT, open_reader)
         self._pause = pause
 
     def feed(

@@ -20,28 +20,28 @@ confirm of an xid that is not open. Opening a read under an xid that is already 
 either; the original's packer writes such files.
 
 An item counts how often it was handed out: once for each time that it was opened and given back,
-after the count that a note before it says (see `notes`). Other notes say which delayed items have
-joined the queue, and which of the open reads are reserved (see `reservations`).
+after the count that a note before it says (see `notes`). Other notes have the delayed items (see
+`delayed_items`), and say which of the open reads are reserved (see `reserved_reads`).
 
 `Replay` holds at most `memory_limit` bytes of item data. Further items are only counted, and read
 back from the files through a `JournalReader` when a remove gets that far.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
-from kestrelmq.format.checksum import crc32
 from kestrelmq.format.notes import (
-    DELAYED,
-    JOINED,
+    FLUSHED,
     UNCOUNTED,
     Note,
     NoteReader,
     about_item,
+    decode_delayed,
+    is_delayed,
     noted_item,
-    noted_joins,
+    noted_join,
 )
 from kestrelmq.format.records import (
     ADD,
@@ -59,6 +59,7 @@ from kestrelmq.format.records import (
     Buffer,
     Item,
     added_item,
+    item_add_time,
     item_size,
     kept_xid,
     next_xid,
@@ -66,6 +67,7 @@ from kestrelmq.format.records import (
     record_xid,
     waiting_again,
 )
+from kestrelmq.journal.delayed_items import DelayedItems
 from kestrelmq.journal.memory_budget import fitting, limit_for_now
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
@@ -75,8 +77,6 @@ from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]
-ItemsByXid = Mapping[int, OpenRead] | ReadTable[OpenRead]
-NONE_DELAYED: Final[ItemsByXid] = {}
 _ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
 """Opcodes of records that add an item."""
 
@@ -237,15 +237,13 @@ class Replay:
         dialect: how the last file says which xid a read got; None if it has no such record yet.
         is_note_cut: whether the records end within a note, or before what it is about; the journal
             must go on in a new file, with a SAVE_XID.
-        joined: xids of those delayed items that have joined the queue, according to notes.
+        delayed: the items that are not due yet; None if there never were any.
     """
 
     def __init__(
         self,
         memory_limit: int | None = None,
         open_reader: ReaderFactory | None = None,
-        *,
-        delayed: ItemsByXid = NONE_DELAYED,
     ) -> None:
         """Start empty.
 
@@ -253,7 +251,6 @@ class Replay:
             memory_limit: most bytes of item data to hold; None for no limit. One item is always
                 held.
             open_reader: makes a reader positioned at (file, position); required with a limit.
-            delayed: the queue's delayed items by xid, according to their own journal.
         """
         self.memory: deque[Item] = deque()
         self.memory_bytes = 0
@@ -278,9 +275,8 @@ class Replay:
         self._note: Note | None = None
         # Whether a note says that the next read that is given back does not count.
         self._is_uncounted = False
-        self._delayed = delayed
-        self.joined: set[int] = set()
-        # The xid of the delayed item that it is, according to a note.
+        self.delayed: DelayedItems | None = None
+        # The number of the delayed item that it is, according to a note.
         self._joining: int | None = None
         # Whose it is, according to a note.
         self._mark: NotedMark | None = None
@@ -344,7 +340,7 @@ class Replay:
                     item = added_item(buffer, start, stop)
                     if item is not None:  # pragma: no branch: a walk hands in no STATE_DUMP
                         self._add(item, start)
-                if opcode != ADDX:
+                if opcode != ADDX and not self._delays(buffer, start, stop):
                     apply(self, opcode, record_xid(buffer, start))
             start = stop
 
@@ -426,8 +422,8 @@ class Replay:
             self.memory_bytes += size
         else:
             self._add_behind(size, start)
-        if self._joining is not None:
-            self.joined.add(self._joining)
+        if self._joining is not None and self.delayed is not None:
+            self.delayed.joined(self._joining, item_add_time(item))
         noted = self._mark
         if noted is not None and noted.is_of(record_of(item)):
             self.producers.set(noted.mark, noted.added)
@@ -485,8 +481,9 @@ class Replay:
         if note is not None:
             self._note = about_item(note)
             self._is_uncounted = note.kind == UNCOUNTED
-            if self._delayed:
-                self._note_joins(note)
+            self._joining = noted_join(note)
+            if note.kind == FLUSHED and self.delayed is not None:
+                self.delayed.drop_all()
             self._mark = noted_mark(note)
             self._is_item_noted = (
                 self._note is not None or self._joining is not None or self._mark is not None
@@ -504,21 +501,26 @@ class Replay:
         if self._notes.is_cut:
             self.last_xid = self._xid_before_note
         self._forget_notes()
+        if self.delayed is not None:
+            self.delayed.end()
 
-    def _note_joins(self, note: Note) -> None:
-        """Take note of the delayed items that `note` is about, if they are still there.
-
-        A read of the same xid is another item if its checksum differs.
-        """
-        delayed = self._delayed
-        there = [
-            xid
-            for xid, checksum in noted_joins(note)
-            if xid in delayed and crc32(delayed[xid].record) == checksum
-        ]
-        self._joining = there[0] if there and note.kind == DELAYED else None
-        if note.kind == JOINED:
-            self.joined.update(there)
+    def _delays(self, buffer: Buffer, start: int, stop: int) -> bool:
+        """Fold in a record if it is a note of a delayed item; return whether it is."""
+        if not is_delayed(buffer, start, stop):
+            return False
+        self._notes.reset()
+        self.last_xid = record_xid(buffer, stop - 5)
+        found = decode_delayed(buffer, start, stop)
+        if found[0] < 0:
+            return True
+        if self.delayed is None:
+            self.delayed = DelayedItems()
+        item, noted = self.delayed.apply(found), self._mark
+        if item is not None and noted is not None:
+            if noted.is_of(item):
+                self.producers.set(noted.mark, noted.added)
+            self._forget_notes()
+        return True
 
     def remove(self) -> None:
         """Drop the head, if there is one."""

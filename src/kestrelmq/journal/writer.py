@@ -508,12 +508,8 @@ class JournalRemoval:
     pack. A crash before `replace` leaves everything, a later one an empty queue or none. Both
     steps may run in another thread.
 
-    The journal of the delayed items is removed in the same steps, so that none of them can come up
-    in a new queue of that name. A crash within `replace` may leave those items, or all the others.
-
     Attributes:
         newest: the timestamp (ms) up to which files belong to the deleted queue.
-        queues: the names of the queue and of what is removed with it.
         sizes: the size in bytes of each file.
         also: names of more files to remove.
     """
@@ -536,36 +532,24 @@ class JournalRemoval:
             also: names of more files to remove.
         """
         self.newest = newest
-        self.queues = [queue]
+        self._queue = queue
         self.sizes = dict(sizes)
         self.also = list(also)
         self._directory = directory
 
-    def include(self, other: "JournalRemoval") -> None:
-        """Remove the files of `other` in the same steps, instead of by its own."""
-        self.newest = max(self.newest, other.newest)
-        self.queues += other.queues
-        self.sizes |= other.sizes
-        self.also += other.also
-
     def replace(self, _pause: Pause) -> None:
         """Replace the files by an empty pack. Raises OSError: they are not replaced."""
         directory = self._directory
-        temporaries = [temporary_name(queue, DELETE, self.newest) for queue in self.queues]
-        for name in temporaries:
-            directory.create(name).close()
+        temporary = temporary_name(self._queue, DELETE, self.newest)
+        directory.create(temporary).close()
         # The pack replaces the files only under the names that they have now: these must be on
         # disk before it.
         directory.sync()
-        placed: list[str] = []
+        directory.rename(temporary, self._pack)
         try:
-            for name, pack in zip(temporaries, self._packs, strict=True):
-                directory.rename(name, pack)
-                placed.append(pack)
             directory.sync()
         except OSError:
-            for pack in placed:
-                directory.remove(pack)
+            directory.remove(self._pack)
             raise
         directory.crash_point("delete: empty pack in place")
 
@@ -583,18 +567,17 @@ class JournalRemoval:
                 directory.remove(name)
                 directory.crash_point("delete: file removed")
             directory.sync()
-            for pack in self._packs:
-                directory.remove(pack)
-                directory.crash_point("delete: pack removed")
+            directory.remove(self._pack)
+            directory.crash_point("delete: pack removed")
             directory.sync()
         except OSError as error:
             log.warning(
                 "queue %s is deleted, but not all of its files: %s",
-                self.queues[0],
+                self._queue,
                 error,
-                extra={"queue": self.queues[0]},
+                extra={"queue": self._queue},
             )
 
     @property
-    def _packs(self) -> list[str]:
-        return [pack_name(queue, self.newest) for queue in self.queues]
+    def _pack(self) -> str:
+        return pack_name(self._queue, self.newest)

@@ -16,7 +16,7 @@ an open read.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.library.access import UPKEEP_PERIOD
 from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
-from kestrelmq.library.operations import AsyncHeldItem, QueueOperations, alone
+from kestrelmq.library.operations import AsyncHeldItem, QueueOperations
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.queues.browsing import Look
@@ -159,11 +159,11 @@ class AsyncPersistentQueue(QueueOperations):
             if self._config.sync_journal is None:
                 return
             if self._commits.fault is not None:
-                if (failure := sync_now(*queue.with_companion)) is not None:
+                if (failure := sync_now(queue)) is not None:
                     raise failure
             else:
                 # This is the last round. When it has ended, all rounds that tasks wait for have.
-                await self._sync(set(queue.with_companion))
+                await self._sync({queue})
         finally:
             assert self._lock is not None  # noqa: S101 # it is open
             end = partial(_end_threads, self._sync_worker, self._commits.worker, self._lock)
@@ -308,23 +308,18 @@ class AsyncPersistentQueue(QueueOperations):
         self,
         operation: Callable[[Queue], T],
         *,
-        written: Callable[[Queue], Iterable[Queue]] = alone,
         creates: bool = True,  # noqa: ARG002 # it exists
     ) -> T:
-        result, syncing = self._apply(self._queue(), operation, written=written)
+        result, syncing = self._apply(self._queue(), operation)
         if syncing is not None:
             # Other tasks may wait for the same sync, so it continues if this task is cancelled.
             await asyncio.shield(syncing)
         return result
 
     def _apply(
-        self,
-        queue: Queue,
-        operation: Callable[[Queue], T],
-        *,
-        written: Callable[[Queue], Iterable[Queue]] = alone,
+        self, queue: Queue, operation: Callable[[Queue], T]
     ) -> tuple[T, asyncio.Future[None] | None]:
-        """Apply `operation` and write its records; `written` is as for `_change`.
+        """Apply `operation` and write its records.
 
         Return its result, and the sync to wait for, or None if there is none.
         """
@@ -335,8 +330,7 @@ class AsyncPersistentQueue(QueueOperations):
         def finish() -> None:
             nonlocal syncing, failure
             failures = self._commits.commit()
-            found = (failures.get(one) for one in written(queue)) if failures else ()
-            failure = next((one for one in found if one is not None), None)
+            failure = failures.get(queue)
             if rounds := self._commits.take_rounds():
                 syncing = self._wait_for(frozenset(rounds.values()))
             else:
@@ -383,7 +377,7 @@ class AsyncPersistentQueue(QueueOperations):
         return served
 
     def _sync(self, queues: set[Committable]) -> asyncio.Future[None]:
-        """Request a sync of the queue, or of its companion, or both; as `_wait_for`."""
+        """Request a sync of the queue; as `_wait_for`."""
         covering = self._syncs.request(queues)
         assert covering is not None  # noqa: S101 # it covers the queues
         return self._wait_for(frozenset((covering,)))

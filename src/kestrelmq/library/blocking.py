@@ -13,7 +13,7 @@ from __future__ import annotations  # nested functions would evaluate theirs in 
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -26,7 +26,7 @@ from kestrelmq.format.records import Item as QueueItem
 from kestrelmq.library.access import UPKEEP_PERIOD, QueueAccess, WaitingThread
 from kestrelmq.library.items import Item, longest_wait
 from kestrelmq.library.opening import check_queue, open_queue
-from kestrelmq.library.operations import AsyncHeldItem, Held, QueueOperations, QueueUse, alone
+from kestrelmq.library.operations import AsyncHeldItem, Held, QueueOperations, QueueUse
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.browsing import Look
@@ -173,7 +173,6 @@ class BlockingQueue(QueueUse):
         self,
         operation: Callable[[Queue], T],
         *,
-        written: Callable[[Queue], Iterable[Queue]] = alone,
         creates: bool = True,
         reads: bool = False,
     ) -> T:
@@ -192,10 +191,9 @@ class BlockingQueue(QueueUse):
                     self._access.start_upkeep()
 
         (queue, result), failures = self._access.change(apply)
-        for one in written(queue):
-            failure = failures.get(one)
-            if failure is not None and not (reads and isinstance(failure, NotSynced)):
-                raise failure
+        failure = failures.get(queue)
+        if failure is not None and not (reads and isinstance(failure, NotSynced)):
+            raise failure
         return result
 
     def _measure(self, what: Callable[[Queue], int]) -> int:
@@ -391,7 +389,7 @@ class PersistentQueue(BlockingQueue):
             lock.callback(queue.close)
             failure = None
             if self._config.sync_journal is not None:
-                failure = sync_now(*queue.with_companion)
+                failure = sync_now(queue)
             if failure is not None:
                 raise failure
 

@@ -181,7 +181,7 @@ class QueueCollection:
 
         def add() -> tuple[bool, list[Queue]]:
             accepted = self._collection().add(name, item, expires, due=due, mark=mark)
-            destinations = self._queues.destinations(name, due=due, mark=mark)
+            destinations = self._queues.destinations(name)
             if due or any(queue.upkeep_waits for queue in destinations):
                 self._access.start_upkeep()
             return accepted, destinations

@@ -16,7 +16,7 @@ from kestrelmq.disk.locks import FileLock, QueuePathLock
 from kestrelmq.disk.renaming import make_queue_path
 from kestrelmq.errors import ConfigError, InvalidQueueName
 from kestrelmq.format.names import QueueFiles, group_files
-from kestrelmq.journal.loading import load_with_delayed
+from kestrelmq.journal.loading import load_queue
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.durability import GroupCommit
@@ -83,7 +83,7 @@ def open_queue(
     try:
         directory = DiskDirectory(path, lock=held)
         files = group_files(directory.names()).queues.get(name, QueueFiles(name))
-        loaded, delayed = load_with_delayed(
+        loaded = load_queue(
             directory,
             files,
             config.max_memory_size,
@@ -100,7 +100,6 @@ def open_queue(
             state=loaded.state,
             created=loaded.created,
         )
-        queue.hold_loaded(delayed)
         queue.open_journal()
     except BaseException:  # also a Ctrl-C
         held.close()

@@ -64,11 +64,6 @@ _SHORTEST_LEASE: Final = 0.001
 """Seconds that a read may be reserved for: leases are in milliseconds."""
 
 
-def alone(queue: Queue) -> tuple[Queue, ...]:
-    """Return the queue alone: on its journal most results depend."""
-    return (queue,)
-
-
 class Held:
     """An item that is held during a block of `reserve`.
 
@@ -147,14 +142,12 @@ class QueueUse(ABC):
         self,
         operation: Callable[[Queue], T],
         *,
-        written: Callable[[Queue], Iterable[Queue]] = alone,
         creates: bool = True,
     ) -> T:
         """Apply an operation, and wait until its result is durable.
 
         Args:
             operation: what is done to the queue.
-            written: tells on whose journals the result depends.
             creates: whether the queue is created if it does not exist; otherwise the operation gets
                 one that is empty, and kept nowhere.
         """
@@ -185,10 +178,7 @@ class QueueUse(ABC):
 
     async def _put(self, data: bytes, expires: int, due: int, mark: PutMark | None) -> bool:
         """Add an item that expires, and is due, at these times (ms; 0: never, now)."""
-        return await self._change(
-            lambda queue: queue.put(data, expires, due, mark),
-            written=lambda queue: queue.written_by(due, mark),
-        )
+        return await self._change(lambda queue: queue.put(data, expires, due, mark))
 
     @asynccontextmanager
     async def _holding(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.format.records import ADDX, ADDX_HEADER, Item, NotedItem, item_add_time, record_of
+from kestrelmq.journal.delayed_items import DelayedItems, Entry
 from kestrelmq.journal.open_read import HELD, RETRYING, OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
@@ -155,6 +156,38 @@ class ProducerMarked:
         self.before = before
 
 
+@dataclass(slots=True, init=False)
+class ItemDelayed:
+    """An item of `size` bytes was delayed; if it has a `producer`, `before` was its last mark."""
+
+    delayed: DelayedItems
+    key: int
+    size: int
+    producer: bytes
+    before: LastMark | None
+
+    def __init__(
+        self, delayed: DelayedItems, key: int, size: int, producer: bytes, before: LastMark | None
+    ) -> None:
+        self.delayed = delayed
+        self.key = key
+        self.size = size
+        self.producer = producer
+        self.before = before
+
+
+@dataclass(slots=True, init=False)
+class ItemJoined:
+    """A delayed item was taken to be added to the queue; that comes next."""
+
+    delayed: DelayedItems
+    entry: Entry
+
+    def __init__(self, delayed: DelayedItems, entry: Entry) -> None:
+        self.delayed = delayed
+        self.entry = entry
+
+
 Change = (
     Item
     | ReadsOpened
@@ -169,6 +202,8 @@ Change = (
     | HeadDropped
     | ItemNoted
     | ProducerMarked
+    | ItemDelayed
+    | ItemJoined
 )
 
 
@@ -483,6 +518,12 @@ def _take_back_other(change: Change, backlog: Backlog, reads: OpenReads) -> None
             pass  # it goes with the item
         case ProducerMarked(producer, last):
             backlog.producers.restore(producer, last)
+        case ItemDelayed(delayed, key, size, producer, last):
+            delayed.take_back(key, size)
+            if producer:
+                backlog.producers.restore(producer, last)
+        case ItemJoined(delayed, entry):
+            delayed.restore(entry)
         case TermsChanged(reservation, before):
             reads.reservations.set_terms(reservation, before)
         case TagDone(tag):

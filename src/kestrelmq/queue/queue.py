@@ -28,8 +28,13 @@ from kestrelmq.config.values import MAX_DURATION
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
 from kestrelmq.format.describing import describe_records
-from kestrelmq.format.names import delayed_name
-from kestrelmq.format.notes import item_note, joining_note, uncounted_unremove
+from kestrelmq.format.notes import (
+    delayed_notes,
+    flushed_note,
+    item_note,
+    joined_note,
+    uncounted_unremove,
+)
 from kestrelmq.format.records import (
     ADDX,
     ADDX_HEADER,
@@ -55,7 +60,7 @@ from kestrelmq.format.records import (
     waiting_again,
 )
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.journal.loading import LoadedDelayed
+from kestrelmq.journal.delayed_items import DelayedItems, entry_number
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.open_read import ASIDE, RETRYING, OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
@@ -76,6 +81,8 @@ from kestrelmq.queue.changes import (
     Changes,
     EpochRetired,
     HeadDropped,
+    ItemDelayed,
+    ItemJoined,
     ItemNoted,
     NoDeliveries,
     ProducerMarked,
@@ -87,7 +94,6 @@ from kestrelmq.queue.changes import (
     TagDone,
     TermsChanged,
 )
-from kestrelmq.queue.delayed import DelayedItems, companion_settings
 from kestrelmq.queue.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
 from kestrelmq.queue.limits import NO_LIMITS, QueueLimits
 from kestrelmq.queue.paused import Paused
@@ -101,10 +107,12 @@ from kestrelmq.upkeep.upkeep import Upkeep
 
 _MAX_DOUBLINGS: Final = 64
 """Deliveries after which the retry delay does not grow any more."""
-_GIVE_BACK_RETRY: Final = 1.0
-"""Seconds after a failure until overdue reads are given back again."""
+_RETRY: Final = 1.0
+"""Seconds after a failure until overdue reads are given back, or delayed items join, again."""
 _BUSY_RETRY: Final = 0.01
 """Seconds until deadlines are looked at again because the journal is being written."""
+JOINED_AT_ONCE: Final = 200
+"""Most delayed items that join at once: this takes one or two milliseconds."""
 _TIME_IS_UP: Final = "its time is up"
 _GIVEN_BACK_AT_ONCE: Final = 500
 """Most reads that are given back when an epoch is retired, before others are served."""
@@ -185,7 +193,6 @@ class Queue(Committable):
         histograms: how long its operations took; managed by `metrics`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
         refusals: how many requests were refused, by reason.
-        delayed_damage: why the delayed items could not be loaded; None if they were.
         get_hits, get_misses, discarded, expired_items, dead_lettered, redelivered, total_flushes,
             transactions, canceled_transactions: counted since the queue was loaded or created.
     """
@@ -242,8 +249,11 @@ class Queue(Committable):
             if isinstance(journal, FileJournal)
             else None
         )
-        self._delayed: DelayedItems[Queue] | None = None
-        self.delayed_damage: str | None = None
+        self._delayed = state.delayed
+        # Since when delayed items may join, after a write that failed (monotonic seconds).
+        self._join_at = 0.0
+        if self._upkeep is not None:
+            self._upkeep.delayed = self._delayed
         self.children: tuple[Queue, ...] = ()
         self.targets: tuple[Queue, ...] = (self,)
         self.histograms: object = None
@@ -294,16 +304,13 @@ class Queue(Committable):
             self.reads.reservations.begin_leases(clock.monotonic())
 
     def open_journal(self) -> None:
-        """Open the journals, which were only loaded until now. Raises OSError.
+        """Open the journal, which was only loaded until now. Raises OSError.
 
         A queue that is `fanout_only` gets no file before it takes items.
         """
-        for queue in self.with_companion:
-            journal = queue.journal
-            if isinstance(journal, FileJournal) and not (
-                journal.is_new and queue.config.fanout_only
-            ):
-                journal.open()
+        journal = self.journal
+        if isinstance(journal, FileJournal) and not (journal.is_new and self.config.fanout_only):
+            journal.open()
         if self.next_deadline is not None:
             self._commits.watch_deadlines(self)
 
@@ -335,8 +342,6 @@ class Queue(Committable):
         if self._upkeep is not None:
             self._upkeep.configure(config)
         self._set_needs_checks()
-        if self._delayed is not None:
-            self._delayed.companion.configure(companion_settings(config))
         if holds_too_much and self._upkeep is not None:
             with contextlib.suppress(JournalError):  # if it fails, memory is trimmed later
                 self.write_now()
@@ -413,8 +418,7 @@ class Queue(Committable):
     @property
     def held_items(self) -> int:
         """Number of all items in memory: those that wait, open reads, and delayed ones."""
-        delayed = 0 if self._delayed is None else len(self._delayed.companion.open)
-        return self.backlog.memory_items + len(self.reads.open) + delayed
+        return self.backlog.memory_items + len(self.reads.open) + self.delayed_items
 
     @property
     def read_behind(self) -> bool:
@@ -467,49 +471,18 @@ class Queue(Committable):
         return len(self._delayed) if self._delayed is not None else 0
 
     @property
-    def companion(self) -> "Queue | None":
-        """The queue that has the delayed items of this one; None if there never were any."""
-        return self._delayed.companion if self._delayed is not None else None
-
-    @property
-    def with_companion(self) -> "tuple[Queue, ...]":
-        """This queue, and its companion if there is one."""
-        companion = self.companion
-        return (self,) if companion is None else (self, companion)
-
-    def written_by(self, due: int, mark: PutMark | None) -> "tuple[Queue, ...]":
-        """Return on whose journals the answer to an add to this queue only depends.
-
-        A delayed item is in that of the companion, whatever becomes of other changes here. But an
-        add that a producer repeats may have been delayed at first, or not.
-        """
-        if mark is not None:
-            return self.with_companion
-        companion = self.companion if due else None
-        return (self,) if companion is None else (companion,)
-
-    def all_written_by(self, due: int, mark: PutMark | None) -> "tuple[Queue, ...]":
-        """Return what `written_by` says for each of `targets`."""
-        targets = self.targets
-        if self._delayed is None and len(targets) == 1:
-            return targets
-        return tuple(one for queue in targets for one in queue.written_by(due, mark))
-
-    @property
     def remembers_requests(self) -> bool:
         """Whether it knows which items of producers it has stored, or which tags are done.
 
         Clients may repeat such requests, and the answers must be the same. Retired epochs do not
         count: they are never forgotten.
         """
-        return bool(self.reads.reserved.done) or any(
-            len(queue.backlog.producers) for queue in self.with_companion
-        )
+        return bool(self.reads.reserved.done or len(self.backlog.producers))
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last attempt to write a journal of the queue failed, or it `lacks_room`."""
-        return self.lacks_room or any(queue.failure is not None for queue in self.with_companion)
+        """Whether the last attempt to write the journal failed, or it `lacks_room`."""
+        return self.lacks_room or self.failure is not None
 
     @property
     def lacks_room(self) -> bool:
@@ -524,13 +497,12 @@ class Queue(Committable):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the journal, or with that of the delayed items; None if nothing is."""
-        failures = [
-            str(queue.failure) for queue in self.with_companion if queue.failure is not None
-        ]
+        """What is wrong with the journal; None if nothing is."""
+        if self.failure is not None:
+            return str(self.failure)
         if self.lacks_room and self.refusals.no_room is not None:
-            failures.append(f"queue {self.name}: {self.refusals.no_room[0]}")
-        return failures[0] if failures else self.delayed_damage
+            return f"queue {self.name}: {self.refusals.no_room[0]}"
+        return None
 
     def is_held(self, xid: int) -> bool:
         """Whether a reader has the open read `xid`."""
@@ -610,11 +582,10 @@ class Queue(Committable):
             return self.accept(one, expiry)
         return self.accept_in_all(lambda queue: queue.accept(one, expiry))
 
-    def accept_in_all(self, accept: Callable[["Queue"], bool], *, is_delayed: bool = False) -> bool:
+    def accept_in_all(self, accept: Callable[["Queue"], bool]) -> bool:
         """Let `accept` add an item to each child, then to this queue; return its answer for this.
 
-        A child that cannot be written does not stop the others; its error is raised at the end. A
-        child whose delayed items are damaged gets no more of them, as a damaged one gets nothing.
+        A child that cannot be written does not stop the others; its error is raised at the end.
 
         Raises:
             QueueUnavailable: this queue cannot take the item.
@@ -622,8 +593,6 @@ class Queue(Committable):
         """
         failure: str | None = None  # keeping the exception itself would be a reference cycle
         for child in self.children:
-            if is_delayed and child.delayed_damage is not None:
-                continue
             try:
                 accept(child)
             except JournalError as error:
@@ -847,8 +816,7 @@ class Queue(Committable):
         return self.accept_in_all(
             lambda queue: queue.accept_once(
                 record, mark if queue is self else mark.by_master(), is_delayed=is_delayed
-            ),
-            is_delayed=is_delayed,
+            )
         )
 
     def accept_once(self, record: bytes, mark: PutMark, *, is_delayed: bool) -> bool:
@@ -882,17 +850,12 @@ class Queue(Committable):
         producers = self.backlog.producers
         now = producers.now()
         producers.forget_old(now)
-        last = producers.last(producer, now)
-        if self._delayed is None:
-            return last
-        return max(last, self._delayed.companion.last_number(producer))
+        return producers.last(producer, now)
 
     def sync_again(self) -> None:
         """Let the answer wait until what was written earlier is on disk, if it must be."""
         if self._sync_period is not None:
             self._schedule_sync(self._sync_period)
-        if self._delayed is not None:
-            self._delayed.companion.sync_again()
 
     def _append_marked(self, record: bytes, mark: PutMark) -> None:
         """Append an item that is written with a note before it, of its producer."""
@@ -907,29 +870,20 @@ class Queue(Committable):
 
     # --- delayed items ---
 
-    def hold_loaded(self, found: LoadedDelayed | Exception | None) -> None:
-        """Hold the delayed items that were loaded; or remember why they could not be."""
-        if isinstance(found, LoadedDelayed):
-            self._begin_delaying(found)
-        elif found is not None:
-            self.delayed_damage = (
-                f"the delayed items of queue {self.name} cannot be loaded: {found}"
-            )
-
     def add_delayed(self, data: bytes, due: int, expiry: int = 0) -> bool:
         """Do what `add` does, but let the item wait at the tail only from `due` (ms) on.
 
         It counts towards the limits at once, and is then added without a check.
 
         Raises:
-            QueueUnavailable: the queue was closed, or cannot hold delayed items.
+            QueueUnavailable: the queue was closed, or is paused for writes.
         """
         return self.add_record_delayed(item(due, expiry, data))
 
     def add_record_delayed(self, record: bytes) -> bool:
         """Do what `add_delayed` does, for a record whose add time is when the item is due."""
         self.check_writes()
-        return self.accept_in_all(lambda queue: queue.accept_delayed(record), is_delayed=True)
+        return self.accept_in_all(lambda queue: queue.accept_delayed(record))
 
     def accept_delayed(self, record: bytes, mark: PutMark | None = None) -> bool:
         """Do what `add_delayed` does, for this queue only.
@@ -942,80 +896,28 @@ class Queue(Committable):
         admitted = self._admit(record, size)
         if admitted is None:
             return False
-        delayed = self._new_delayed() if self._delayed is None else self._delayed
+        delayed = self._delayed
+        if delayed is None:
+            delayed = self._delayed = DelayedItems()
+            if self._upkeep is not None:
+                self._upkeep.delayed = delayed
         if not delayed.has_room(size, self.config.max_memory_size):
             self.refusals.count("memory")
             return False
-        delayed.add(admitted, mark)
+        last_xid = self.reads.last_xid
+        number = delayed.last_number + 1
+        records = delayed_notes(number, admitted, last_xid)
+        producer, before = b"", None
+        if mark is not None:
+            producers = self.backlog.producers
+            added = producers.now() // 1000
+            records = marked(admitted, mark, added, last_xid) + records
+            producer, before = mark.producer, producers.set(mark, added)
+        self._collect(records)
+        key = delayed.add(number, admitted)
+        self.changes.undo.append(ItemDelayed(delayed, key, size, producer, before))
         self._commits.watch_deadlines(self)
         return True
-
-    def begin_delaying(self) -> bool:
-        """Begin to keep delayed items, unless none can be added now; return whether it did.
-
-        It creates a file, which takes up to a millisecond.
-        """
-        if self._delayed is None and not self._limits.fanout_only:
-            with contextlib.suppress(QueueUnavailable):  # adding an item says so, too
-                if self.has_room(0):
-                    self._new_delayed()
-                    return True
-        return False
-
-    def _new_delayed(self) -> "DelayedItems[Queue]":
-        """Do what `begin_delaying` does; return the delayed items. Raises QueueUnavailable."""
-        if self.delayed_damage is not None:
-            raise QueueUnavailable(self.delayed_damage)
-        journal = self.journal
-        if isinstance(journal, NoJournal):
-            return self._begin_delaying(LoadedDelayed(journal, ReadTable()))
-        if journal.is_ending:
-            raise QueueUnavailable(f"the journal of queue {self.name} is being removed")
-        own = FileJournal(
-            journal.directory, delayed_name(self.name), {}, self._clock, after=journal.after
-        )
-        try:
-            own.open()
-        except OSError as error:
-            raise QueueUnavailable(
-                f"queue {self.name} cannot hold delayed items: {error}"
-            ) from error
-        return self._begin_delaying(LoadedDelayed(own, ReadTable()))
-
-    def _begin_delaying(self, found: LoadedDelayed) -> "DelayedItems[Queue]":
-        """Keep delayed items, and begin with those that were found."""
-        journal, state = found.journal, Replay()
-        state.last_xid, state.producers = found.last_xid, found.producers
-        companion = Queue(
-            delayed_name(self.name),
-            companion_settings(self.config),
-            self._clock,
-            self._commits,
-            journal=journal,
-            state=state,
-        )
-        companion.changes.prelude = found.prelude
-        companion.reads.hold_all(found.held)
-        self._delayed = DelayedItems(companion, found.joined)
-        if self._upkeep is not None:
-            self._upkeep.delayed = self._delayed
-        return self._delayed
-
-    def hold(self, record: bytes, mark: PutMark | None = None) -> int:
-        """Add an item as an open read that no reader has; return its xid.
-
-        No item may wait. `confirm_held` ends the read. `mark` is that of the item's producer.
-
-        Raises:
-            JournalError: nothing may be added, because no sync would succeed.
-        """
-        self.check_not_suspect()
-        if mark is not None:
-            self._append_marked(record, mark)
-        else:
-            self._append(record, len(record) - ADDX_HEADER)
-            self._collect(record)
-        return self._open(self.backlog.take(), by_reader=False).xid
 
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm open reads that no reader has, and write that.
@@ -1047,48 +949,51 @@ class Queue(Committable):
 
         If it cannot be written, they are still delayed, and it is tried again a second later.
         """
-        delayed = self._delayed
-        if delayed is None or self._closed:
+        delayed, at, now = self._delayed, self._clock.monotonic(), self._clock.now()
+        if delayed is None or self._closed or at < self._join_at:
             return
-        at = self._clock.monotonic()
-        taken = delayed.take_due(self._clock.now(), at)
-        if taken:
-            try:
-                delayed.companion.write_now()
-                for xid, record in taken:
-                    self._join(xid, record)
-                self.write_now()
-            except BaseException as error:
-                delayed.put_back(at)
-                if not isinstance(error, JournalError):
-                    raise
-                return
-            delayed.is_joining = True
+        count = size = 0
+        while count < JOINED_AT_ONCE and size < LARGE_ITEM:
+            due = delayed.next_due
+            if due is None or due > now:
+                break
+            size += self._join_next(delayed)
+            count += 1
+        if not count:
+            return
+        try:
+            self.write_now()
+        except BaseException as error:
+            self._join_at = at + _RETRY
+            if not isinstance(error, JournalError):
+                raise
+            return
+        if self.is_writing:
             self._commits.after_writing((self,), self._have_joined)
-        delayed.settle(self.journal, self.worker, at)
+        elif self.waiters:
+            self.serve_waiting()
 
     def _have_joined(self, failure: JournalError | None) -> None:
-        """Take note that the delayed items that were taken are written here, or are not."""
-        delayed = self._delayed
-        assert delayed is not None  # noqa: S101 # it had them
-        delayed.is_joining = False
-        if self._closed:
-            delayed.forget_taken()
-        elif failure is not None:
-            delayed.put_back(self._clock.monotonic())
-        else:
-            delayed.have_joined()
-            if self.waiters:
-                self.serve_waiting()
+        """Take note that delayed items, one of them large, are written here, or are not."""
+        if failure is not None:
+            self._join_at = self._clock.monotonic() + _RETRY
+        elif self.waiters:
+            self.serve_waiting()
         if self.next_deadline is not None:
             self._commits.watch_deadlines(self)
 
-    def _join(self, xid: int, record: bytes) -> None:
-        """Add the delayed item `record`, which its companion has as the read `xid`."""
+    def _join_next(self, delayed: DelayedItems) -> int:
+        """Add the delayed item that is due first; return how many bytes of data it has."""
+        entry = delayed.take()
+        record = entry[1]
         size = len(record) - ADDX_HEADER
-        self._append_noted(record, size, joining_note(xid, record, self.reads.last_xid))
+        self._collect(joined_note(entry_number(entry), self.reads.last_xid))
+        self.changes.undo.append(ItemJoined(delayed, entry))
+        self._append(record, size)
+        self._collect(record)
         if record[13:21] != NO_EXPIRY:
             self._expiring = self._needs_checks = self._read_needs_checks = True
+        return size
 
     # --- taking ---
 
@@ -1334,13 +1239,11 @@ class Queue(Committable):
         return backlog.memory_items > 0
 
     def _drop_oldest(self) -> bool:
-        """Drop the head, or if none waits the delayed item that is due first; False if none is.
-
-        Raises:
-            JournalError: the delayed item could not be dropped.
-        """
+        """Drop the head, or if none waits the delayed item that is due first; False if none is."""
         if not self.backlog.memory_items and not self._read_back():
-            return self._delayed is not None and self._delayed.drop_next()
+            if self._delayed is None or not len(self._delayed):
+                return False
+            self._join_next(self._delayed)
         self.drop_taken(self.backlog.take())
         return True
 
@@ -1885,7 +1788,7 @@ class Queue(Committable):
         try:
             self.write_now()
         except BaseException as error:
-            self._give_back_later(overdue, now + _GIVE_BACK_RETRY)
+            self._give_back_later(overdue, now + _RETRY)
             if not isinstance(error, JournalError):
                 raise
             return 0
@@ -1910,10 +1813,12 @@ class Queue(Committable):
         deadline, delayed = self.reads.next_deadline, self._delayed
         if delayed is None:
             return deadline
-        step = delayed.next_step(self._clock.now(), self._clock.monotonic())
-        if step is None or deadline is None:
-            return deadline if step is None else step
-        return min(deadline, step)
+        due = delayed.next_due
+        if due is None:
+            return deadline
+        wait = max(0.0, (due - self._clock.now()) / 1000)
+        step = max(self._join_at, self._clock.monotonic() + wait)
+        return step if deadline is None else min(deadline, step)
 
     def check_deadlines(self) -> float | None:
         """Give back the open reads whose time is up, and add delayed items that are due.
@@ -1922,7 +1827,7 @@ class Queue(Committable):
             When to call this again (monotonic seconds); None if not before the next change. It may
             be at once, because it takes only a short time.
         """
-        if any(queue.is_writing for queue in self.with_companion):
+        if self.is_writing:
             return self._clock.monotonic() + _BUSY_RETRY
         if self.reads.has_deadlines:
             self.give_back_overdue()
@@ -2203,7 +2108,7 @@ class Queue(Committable):
         """Undo the collected changes, which cannot be written, and count them as refused."""
         self.refusals.failed += len(self.changes.sent) + len(self.changes.pending)
         self.changes.take_back(self.backlog, self.reads)
-        if self.reads.has_deadlines:
+        if self.reads.has_deadlines or self.delayed_items:
             self._commits.watch_deadlines(self)
 
     def _trace(self, records: bytes) -> None:
@@ -2291,10 +2196,7 @@ class Queue(Committable):
             return 0
         producers = self.backlog.producers
         forgets_at = self._clock.now() + producers.forgets_in(producers.now())
-        until = min(self._head_expires_at, forgets_at, self.ends_at)
-        if self._delayed is not None:
-            until = min(until, self._delayed.companion.rests_until)
-        return until
+        return min(self._head_expires_at, forgets_at, self.ends_at)
 
     @property
     def _head_expires_at(self) -> float:
@@ -2320,7 +2222,6 @@ class Queue(Committable):
         return bool(
             len(self.backlog)
             or self.delayed_items
-            or self.delayed_damage is not None
             or self.open
             or self.waiters
             or self.paused
@@ -2395,8 +2296,6 @@ class Queue(Committable):
     @property
     def upkeep_waits(self) -> bool:
         """Whether `tick` may have something to do for the journal, now or later."""
-        if self._delayed is not None and self._delayed.companion.upkeep_waits:
-            return True
         return self._upkeep is not None and self._upkeep.waits
 
     def tick(self) -> None:
@@ -2407,8 +2306,6 @@ class Queue(Committable):
         if changes.are_written:  # what is taken back must be as it was
             for useless in self.reads.unused_memory():
                 self._commits.worker.free(useless)
-        if self._delayed is not None:
-            self._delayed.companion.tick()
         if self._upkeep is None or not changes.are_written:
             return
         try:
@@ -2438,29 +2335,24 @@ class Queue(Committable):
 
         Expired items that are set aside stay, too: they have left the queue for their target.
 
-        Yields after each short piece of work. First go the items that could be read, all at once;
-        then those that are delayed, or wait for their retry delay, none of which can be read any
-        more. Whatever is added or given back meanwhile stays: it comes after the flush. One flush
-        waits for the other. A crash may leave some of the items.
+        Yields after each short piece of work. First go the items that could be read and those that
+        are delayed, all at once; then those that wait for their retry delay, none of which can be
+        read any more. Whatever is added or given back meanwhile stays: it comes after the flush.
+        One flush waits for the other. A crash may leave some of the items.
 
         Raises:
             JournalError: the journal could not be written; not all was dropped.
-            QueueUnavailable: the queue was closed, or its delayed items could not be loaded.
+            QueueUnavailable: the queue was closed.
         """
         while self._is_flushing or self.is_writing:
             yield
         self._check_usable()
-        if self.delayed_damage is not None:
-            raise QueueUnavailable(self.delayed_damage)
         self._is_flushing = True
         try:
             self._flushed = self.reads.retrying.copy()
             self.write_now()
             yield from self._writing()
             count = self._drop_waiting()
-            # This comes first, because it takes note of what is delayed when it begins.
-            if self._delayed is not None:
-                count += yield from self._delayed.dropping(self.worker)
             count += yield from self._dropping_retries()
             self._check_usable()  # it may have been closed meanwhile
         finally:
@@ -2468,17 +2360,13 @@ class Queue(Committable):
             self.worker.free(self._flushed.take_pages())
             self._flushed = NO_READS
         self.sync_again()
-        for queue in self.with_companion:
-            queue.give_files_back()
-        self.total_flushes += 1
-        return count
-
-    def give_files_back(self) -> None:
-        """Let the commit give the journal's files back if the queue holds nothing then."""
         if self._upkeep is not None:
+            # Let the commit give the journal's files back if the queue holds nothing then.
             self._upkeep.gives_back = True
             self._upkeep.attend_empty_at = 0
             self._commits.dirty.append(self)
+        self.total_flushes += 1
+        return count
 
     def _writing(self) -> Generator[None, None, None]:
         """Yield while the queue `is_writing`."""
@@ -2497,19 +2385,25 @@ class Queue(Committable):
         return dropped
 
     def _drop_waiting(self) -> int:
-        """Drop the items that could be read, and write that; return how many.
+        """Drop the items that could be read and the delayed ones, at once; return how many.
 
         All must be written.
         """
-        count = len(self.backlog)
+        count, later = len(self.backlog), self.delayed_items
+        records = REMOVE_RECORD * count
+        if later:
+            records += flushed_note(self.reads.last_xid)
+        if records:
+            self._write_at_once(records)
+        if later and self._delayed is not None:
+            self._commits.worker.free(self._delayed.drop_all())
         if count:
-            self._write_at_once(REMOVE_RECORD * count)
             if self._is_traced:
                 log.info("queue %s: REMOVE, %d times", self.name, count, extra={"queue": self.name})
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._free_backlog()
-        return count
+        return count + later
 
     def _free_backlog(self) -> None:
         for useless in self.backlog.drop_all():
@@ -2525,16 +2419,7 @@ class Queue(Committable):
 
         Call `drop` or `removal_failed` afterwards. Raises OSError; then call `removal_failed`, too.
         """
-        if self.delayed_damage is not None:
-            raise OSError(self.delayed_damage)
-        if self._upkeep is None:
-            return None
-        removal = self._upkeep.begin_removal()
-        if self._delayed is not None:
-            other = self._delayed.companion.begin_removal()
-            assert other is not None  # noqa: S101 # it keeps a journal if this queue does
-            removal.include(other)
-        return removal
+        return None if self._upkeep is None else self._upkeep.begin_removal()
 
     def removal_failed(self, error: BaseException) -> JournalError:
         """Continue as before `begin_removal`; return the error to report."""
@@ -2542,9 +2427,7 @@ class Queue(Committable):
         return self._fail(error if isinstance(error, OSError) else OSError(str(error)))
 
     def resume_upkeep(self) -> None:
-        """Resume the upkeep of the journals, which were not removed."""
-        if self._delayed is not None:
-            self._delayed.companion.resume_upkeep()
+        """Resume the upkeep of the journal, which was not removed."""
         if self._upkeep is not None:
             self._upkeep.removal_failed()
 
@@ -2559,8 +2442,7 @@ class Queue(Committable):
         for useless in self.reads.drop_all():
             self._commits.worker.free(useless)
         if self._delayed is not None:
-            self._commits.worker.free(self._delayed.forget())
-            self._delayed.companion.drop()
+            self._commits.worker.free(self._delayed.drop_all())
         self._close()
 
     @property
@@ -2589,10 +2471,6 @@ class Queue(Committable):
         self._commits.deadlines.forget(self)
         self._returning = ()
         self.backlog.close()
-        if self._delayed is not None:
-            if self._commits.fault is None:
-                self._delayed.finish(self.journal)
-            self._delayed.companion.close()
         if self._upkeep is not None:
             self._upkeep.cancel()
             # If it was deleted in this turn, the turn's commit still comes: it must skip upkeep.

@@ -28,10 +28,10 @@ from kestrelmq.errors import (
     KestrelError,
     QueueUnavailable,
 )
-from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed
+from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.records import Item, item_size
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.journal.loading import Pace, load_with_delayed, remove_left_over
+from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.names import queue_name_error
@@ -175,9 +175,8 @@ class QueueCollection:
             # Records that were written earlier in this turn may be lost, too.
             failure = JournalError(self.guard.lost)
             for queue in self._everything():
-                for one in queue.with_companion:
-                    if isinstance(one.journal, FileJournal):
-                        self.commits.failures[one] = failure
+                if isinstance(queue.journal, FileJournal):
+                    self.commits.failures[queue] = failure
 
     def look_at_disk(self) -> None:
         """Refuse adds, or take them again, by what `disk_space` has read last."""
@@ -209,7 +208,7 @@ class QueueCollection:
         name = queue_files.queue
         config = self._configured(name)
         if not config.keep_journal:
-            if queue_files.present or queue_files.delayed:
+            if queue_files.present:
                 self._with_old_files.add(name)
                 log.warning(
                     "queue %s keeps no journal; its files are left alone",
@@ -218,7 +217,7 @@ class QueueCollection:
                 )
             return self._new_queue(name, config)
         try:
-            found, delayed = load_with_delayed(
+            found = load_queue(
                 self._directory,
                 queue_files,
                 config.max_memory_size,
@@ -229,9 +228,7 @@ class QueueCollection:
             )
         except (JournalError, OSError) as error:
             return _cannot_be_loaded(name, error)
-        queue = self._new_queue(name, config, found.journal, found.state, found.created)
-        queue.hold_loaded(delayed)
-        return queue
+        return self._new_queue(name, config, found.journal, found.state, found.created)
 
     def add_loaded(self, name: str, found: Queue | QueueUnavailable) -> None:
         """Make a queue that `load` returned usable, or record that it is damaged."""
@@ -243,8 +240,6 @@ class QueueCollection:
                 found = _cannot_be_loaded(name, error)
         if isinstance(found, Queue):
             self._register(found)
-            if found.delayed_damage is not None:
-                log.error("%s", found.delayed_damage, extra={"queue": name})
             if found.config is not self._configured(name):  # or a reload changed it
                 self._put_in_force(found)
         else:
@@ -345,30 +340,13 @@ class QueueCollection:
         for queue in self.destinations(name):
             queue.refusals.count("too_large", count)
 
-    def beginning_to_delay(self, name: str) -> Generator[None, None, None]:
-        """Let the queues that an add to `name` is written to begin to keep delayed items.
-
-        Yields after each that did: a queue may have a thousand fanout children. A queue that cannot
-        is passed over.
-        """
-        for leaf in self.leaves(name):
-            with contextlib.suppress(KestrelError):  # adding an item says so, too
-                for queue in self.obtain(leaf).targets:
-                    if queue.begin_delaying():
-                        yield
-
-    def destinations(self, name: str, *, due: int = 0, mark: PutMark | None = None) -> list[Queue]:
-        """Return the loaded queues that an add to `name` is written to.
-
-        `due` and `mark` are those of the items, as for `add`.
-        """
+    def destinations(self, name: str) -> list[Queue]:
+        """Return the loaded queues that an add to `name` is written to."""
         queue = self.queues.get(name)
         if queue is not None:
             found = [queue]
         else:
             found = [self.queues[leaf] for leaf in self.leaves(name) if leaf in self.queues]
-        if due or mark is not None:
-            return [one for leaf in found for one in leaf.all_written_by(due, mark)]
         return [one for leaf in found for one in leaf.targets]
 
     def _create(self, name: str) -> Queue:
@@ -628,15 +606,15 @@ class QueueCollection:
 
         Yields after each short piece of work:
             The queues that were changed and are not committed yet, and at the end of one from which
-            items were dropped that queue; with them those that have their delayed items.
+            items were dropped that queue.
 
         Raises, after trying all:
             JournalError: a queue could not be written.
-            QueueUnavailable: a queue is still loading, or its delayed items could not be loaded.
+            QueueUnavailable: a queue is still loading.
         """
 
         def changed(queue: Queue, dropped: int) -> list[Queue]:
-            return [one for one in queue.with_companion if dropped or not one.changes.are_written]
+            return [queue] if dropped or not queue.changes.are_written else []
 
         yield from _in_turn(self._one_by_one(), Queue.flushing, changed)
         self.loading.check(sorted(self.loading))
@@ -1003,9 +981,9 @@ def _put_in_each(adds: Iterable[Callable[[], bool]]) -> bool:
 
 
 def name_of(changed: Committable) -> str:
-    """Return the name of the queue that has changed, or whose delayed items have."""
+    """Return the name of the queue that has changed."""
     assert isinstance(changed, Queue)  # noqa: S101 # nothing else is committed
-    return master_of_delayed(changed.name) or changed.name
+    return changed.name
 
 
 def _cannot_be_loaded(name: str, error: Exception) -> QueueUnavailable:

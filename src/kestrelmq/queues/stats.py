@@ -161,18 +161,13 @@ def sorted_names(collection: QueueCollection) -> Generator[None, None, Iterator[
 
 
 def damaged_queues(collection: QueueCollection) -> Generator[None, None, dict[str, str]]:
-    """Return the queues that could not be loaded, or only without their delayed items, and why.
+    """Return the queues that could not be loaded, and why.
 
     Yield after each small piece of work.
     """
     damaged: dict[str, str] = {}
-    errors, queues = list(collection.damaged.items()), list(collection.queues.values())
+    errors = list(collection.damaged.items())
     for start in range(0, len(errors), _SLICE):
         damaged.update((name, str(error)) for name, error in errors[start : start + _SLICE])
-        yield
-    for start in range(0, len(queues), _SLICE):
-        for queue in queues[start : start + _SLICE]:
-            if queue.delayed_damage is not None:
-                damaged[queue.name] = queue.delayed_damage
         yield
     return damaged

@@ -89,7 +89,10 @@ def _entry(
     is_replayed: bool,
 ) -> DumpEntry:
     record = decode_whole(buffer, start, end, with_data=with_data)
-    note = _part_of_note(record, found)
+    if notes.is_delayed(buffer, start, end):
+        note = notes.describe_delayed(notes.decode_delayed(buffer, start, end))
+    else:
+        note = _part_of_note(record, found)
     return DumpEntry(name, start, record, data_size(buffer, start, end), is_replayed, note)
 
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kestrelmq.errors import JournalError
-from kestrelmq.format.names import delayed_name
-from kestrelmq.format.notes import DeadLetter, counted, dead_letter
+from kestrelmq.format.notes import DeadLetter, counted, dead_letter, delayed_notes
 from kestrelmq.format.records import (
     LATEST,
-    REMOVE_TENTATIVE_RECORD,
     Item,
     item,
     item_deliveries,
@@ -43,16 +41,10 @@ class ExportRow:
     dead_letter: dict[str, Any] | None = None
     """What is in the object, if it is a dead letter."""
 
-    @property
-    def journal(self) -> str:
-        """The name of the journal that the item is in."""
-        return delayed_name(self.queue) if self.due else self.queue
-
-    @property
-    def records(self) -> bytes:
-        """The records that add the item to its journal."""
+    def records(self, number: int) -> bytes:
+        """Return the records that add the item; `number` is another one for each delayed item."""
         if self.due:
-            return item(self.due, self.expiry, self.data) + REMOVE_TENTATIVE_RECORD
+            return delayed_notes(number, item(self.due, self.expiry, self.data), 0)
         record, dead = item(self.add_time, self.expiry, self.data), self.dead_letter
         if dead is None:
             return record

@@ -4,8 +4,7 @@
 
 An import writes the items of a queue to a temporary and syncs it. Then it rotates the current file,
 and the temporary takes its place. A crash leaves a queue with all of the items or none, and perhaps
-temporaries; an error leaves no temporary. Delayed items are a queue's second journal, which is put
-in place likewise. No server may use the queue meanwhile.
+temporaries; an error leaves no temporary. No server may use the queue meanwhile.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kestrelmq.clock import Clock
-from kestrelmq.disk.directories import Directory, DiskDirectory, FileWriter
+from kestrelmq.disk.directories import Directory, FileWriter
 from kestrelmq.disk.opening import mapped
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import (
@@ -27,28 +26,29 @@ from kestrelmq.format.names import (
     temporary_name,
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.journal.loading import fold, recover, replay_delayed
-from kestrelmq.journal.replay import Replay
+from kestrelmq.journal.loading import fold, recover
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.tools.export_rows import ExportRow, checked_row, dead_letter_fields
-from kestrelmq.tools.journal_files import SelectedQueue, select
+from kestrelmq.tools.journal_files import SelectedQueue
 
 _ROWS: Final = 4096
 
 
 def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
-    """Yield the items of a queue, or the delayed items of one, as a server would load it.
+    """Yield the items of a queue as a server would load it, and then those that are delayed.
 
     Raises:
         DamagedJournal: the journal is damaged.
         JournalError: a file was cut short meanwhile.
         OSError: a file cannot be read.
     """
-    if selected.is_delayed:
-        yield from _delayed_rows(selected)
-        return
     state = selected.new_replay()
-    _fold_all(selected, state)
+    for index, name in enumerate(selected.files):
+        path = selected.path / name
+        with mapped(path) as buffer:
+            files = selected.files[: index + 1]
+            fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
+    state.end()
     for xid in sorted(state.open, reverse=True):
         state.unremove(xid)
     number = 0
@@ -57,31 +57,9 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
         dead = dead_letter_fields(record)
         yield ExportRow(selected.queue, number, data, added, expiry, dead_letter=dead)
         number += 1
-
-
-def _fold_all(selected: SelectedQueue, state: Replay) -> None:
-    for index, name in enumerate(selected.files):
-        path = selected.path / name
-        with mapped(path) as buffer:
-            files = selected.files[: index + 1]
-            fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
-
-
-def _delayed_rows(selected: SelectedQueue) -> Iterator[ExportRow]:
-    """Yield the delayed items that have not joined their queue yet, in the order of their times."""
-    held = replay_delayed(DiskDirectory(selected.path), selected.all_files)
-    joined: set[int] = set()
-    for master in select([selected.path]):
-        if master.queue == selected.master:
-            replay = master.new_replay(delayed=held)
-            _fold_all(master, replay)
-            if replay.behind is not None:
-                replay.behind.close()
-            joined = replay.joined
-    waiting = [read.record for xid, read in held.items() if xid not in joined]
-    for record in sorted(waiting, key=item_add_time):
+    for record in state.delayed.in_order() if state.delayed is not None else ():
         due = item_add_time(record)
-        yield ExportRow(selected.master, 0, item_data(record), due, item_expiry(record), due=due)
+        yield ExportRow(selected.queue, 0, item_data(record), due, item_expiry(record), due=due)
 
 
 # --- importing ---
@@ -109,27 +87,27 @@ def import_rows(
     now = clock.now()
     try:
         for row in source:
-            writer = writers.get(row.journal)
+            writer = writers.get(row.queue)
             if writer is None:
                 if not append:
                     _check_new(row.queue, found.queues)
-                name = temporary_name(row.journal, NEXT, now)
+                name = temporary_name(row.queue, NEXT, now)
                 temporaries.append(name)
                 writer = FileWriter(directory, name, one_of_many=True)
-                writers[row.journal] = writer
-                counts.setdefault(row.queue, 0)
-            writer.add(row.records)
+                writers[row.queue] = writer
+                counts[row.queue] = 0
             counts[row.queue] += 1
+            writer.add(row.records(counts[row.queue]))
         for writer in writers.values():
             writer.sync()
         existing: dict[str, QueueFiles] = {}
         for name in writers:
-            files = found.of_journal(name) or QueueFiles(name)
+            files = found.queues.get(name) or QueueFiles(name)
             existing[name] = recover(directory, files, clock) if files.present else files
         directory.crash_point("import: written")
-        for journal, writer in writers.items():
+        for queue, writer in writers.items():
             writer.close()
-            _put_in_place(directory, existing[journal], writer.name, clock)
+            _put_in_place(directory, existing[queue], writer.name, clock)
     except BaseException:
         for writer in writers.values():
             writer.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kestrelmq.disk.opening import file_names
 from kestrelmq.errors import JournalError
-from kestrelmq.format.names import QueueFiles, group_files, master_of_delayed, parse_name
+from kestrelmq.format.names import QueueFiles, group_files, parse_name
 from kestrelmq.journal.loading import TOOL_MEMORY
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
+from kestrelmq.journal.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,6 @@ class SelectedQueue:
         return self.all_files.queue
 
     @property
-    def is_delayed(self) -> bool:
-        """Whether these are the files of the delayed items of a queue."""
-        return master_of_delayed(self.queue) is not None
-
-    @property
-    def master(self) -> str:
-        """The queue's name; if these are the files of delayed items, the name of their queue."""
-        return master_of_delayed(self.queue) or self.queue
-
-    @property
     def size(self) -> int:
         """Bytes in the files."""
         return sum((self.path / name).lstat().st_size for name in self.files)
@@ -53,16 +43,9 @@ class SelectedQueue:
         """Whether `name` is the last of all the queue's files, not only of `files`."""
         return name == self.all_files.present[-1]
 
-    def new_replay(self, delayed: ItemsByXid = NONE_DELAYED) -> Replay:
-        """Return a replay that holds little in memory, however long the queue is.
-
-        `delayed` are its delayed items, as for `Replay`.
-        """
-        return Replay(
-            TOOL_MEMORY,
-            lambda file, at: JournalReader(self.path, file, at),
-            delayed=delayed,
-        )
+    def new_replay(self) -> Replay:
+        """Return a replay that holds little in memory, however long the queue is."""
+        return Replay(TOOL_MEMORY, lambda file, at: JournalReader(self.path, file, at))
 
 
 @contextmanager
@@ -111,10 +94,10 @@ def select(paths: Sequence[Path], queues: Sequence[str] = ()) -> list[SelectedQu
     chosen = [one for path in paths for one in _select(path)]
     if not queues:
         return chosen
-    missing = set(queues) - {one.master for one in chosen}
+    missing = set(queues) - {one.queue for one in chosen}
     if missing:
         raise JournalError(f"there is no journal of queue {', '.join(sorted(missing))}")
-    return [one for one in chosen if one.master in queues]
+    return [one for one in chosen if one.queue in queues]
 
 
 def unknown_files(path: Path) -> tuple[str, ...]:
@@ -141,12 +124,10 @@ def _select(path: Path) -> Iterator[SelectedQueue]:
 
 
 def _queues_in(path: Path) -> Iterator[QueueFiles]:
-    """Yield the files of each queue, and those of its delayed items like another queue's."""
+    """Yield the files of each queue."""
     for files in group_files(file_names(path)).queues.values():
         if files.present:
             yield files
-        if files.delayed is not None:
-            yield files.delayed
 
 
 def whole_queues(selected: Sequence[SelectedQueue]) -> list[SelectedQueue]:

@@ -44,14 +44,14 @@ crash leaves.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER, Item
-from kestrelmq.journal.read_table import ReadTable
+from kestrelmq.journal.delayed_items import DelayedItems
 from kestrelmq.journal.replacement import (
     ContentSource,
     ExpectedContents,
@@ -63,7 +63,6 @@ from kestrelmq.journal.replacement import (
 from kestrelmq.journal.writer import FileJournal, JournalRemoval
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
-from kestrelmq.queue.delayed import DelayedItems
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
 from kestrelmq.upkeep.policy import BLOCK, ROTATES, Action, JournalState, decide
@@ -191,7 +190,7 @@ class Upkeep:
             at = clock.monotonic() - journal.kept_for
             self._replaced = (Replaced(replacement, at, cures=False),)
         self.state: State = Idle()
-        self.delayed: DelayedItems[Any] | None = None
+        self.delayed: DelayedItems | None = None
         self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
@@ -326,6 +325,10 @@ class Upkeep:
         backlog, journal, places = self._backlog, self._journal, self._changes.places
         reads = self._reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._reads.open)
         reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
+        delayed = 0
+        if self.delayed is not None:
+            delayed = len(self.delayed)
+            reads += self.delayed.note_bytes
         packable = packed = 0
         checkpoint = places.newest_passed(backlog.memory_items) if places is not None else None
         if places is not None and checkpoint is not None:
@@ -339,7 +342,7 @@ class Upkeep:
             size=journal.size,
             current_size=journal.current_size,
             live=reads + backlog.size + ADDX_HEADER * len(backlog),
-            is_empty=not len(backlog),
+            is_empty=not len(backlog) and not delayed,
             gives_back=self.gives_back,
             read_behind=backlog.behind is not None,
             since_rewrite=since,
@@ -404,7 +407,7 @@ class Upkeep:
             self._replace_all(self._memory_source(()), cures=False)
 
     def _rewrite(self) -> None:
-        journal, backlog, reads = self._journal, self._backlog, self._reads
+        journal, backlog, reads, delayed = self._journal, self._backlog, self._reads, self.delayed
         cures = journal.suspect
         if self._rotate(cures=cures) is None:
             return
@@ -421,6 +424,7 @@ class Upkeep:
             and backlog.behind is None
             and backlog.memory_items <= COPIED_ITEMS_LIMIT
             and backlog.memory_bytes <= COPIED_BYTES_LIMIT
+            and (delayed is None or len(delayed) <= COPIED_ITEMS_LIMIT)
         ):
             source = self._memory_source(backlog.browse(backlog.memory_items))
         else:
@@ -431,6 +435,7 @@ class Upkeep:
                 reads.last_xid if reads.dialect == "documented" else None,
                 reads.reserved.count,
                 len(reads.reserved.done),
+                0 if delayed is None else len(delayed),
             )
             files = list(journal.sizes)
             source = FilesSource(
@@ -438,7 +443,6 @@ class Upkeep:
                 files,
                 reads.dialect,
                 expected=expected,
-                joined=self._joined(),
                 producers=backlog.producers,
             )
         self._replace_all(source, cures=cures)
@@ -453,25 +457,17 @@ class Upkeep:
             reads.last_xid,
             reads.open.copy(),
             items,
-            self._joined(),
+            None if self.delayed is None else self.delayed.snapshot(),
             reads.reserved.snapshot(),
             producers.noted(now),
         )
-
-    def _joined(self) -> ReadTable[bytes] | None:
-        """Return the delayed items to note in the new file, see `delayed`."""
-        return self.delayed.noted() if self.delayed is not None else None
 
     def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
         journal, backlog, reads = self._journal, self._backlog, self._reads
         # All older files are removed, so the checkpoints in them are useless.
         self._changes.places = None
-        # The old files' notes of delayed items that are over are dropped: sync that they are over.
-        before = None if self.delayed is None else self.delayed.sync
-        replacement = Replacement(
-            journal.directory, self._name, list(journal.sizes), source, before
-        )
+        replacement = Replacement(journal.directory, self._name, list(journal.sizes), source)
         work = Rewrite(
             replacement,
             memory_items=backlog.memory_items,
@@ -498,23 +494,14 @@ class Upkeep:
             files,
             self._reads.dialect,
             live=partial(_live_contents, checkpoint, places.snapshot()),
-            joined=self._joined(),
             producers=self._backlog.producers,
         )
         journal.rewrites += 1
         log.info(
             "packing %d files of queue %s", len(files), self._name, extra={"queue": self._name}
         )
-        delayed = self.delayed
-
-        def sync() -> None:
-            # The pack leaves out items that later records remove, and notes of delayed items that
-            # are over: sync those records before it is used.
-            journal.sync()
-            if delayed is not None:
-                delayed.sync()
-
-        replacement = Replacement(journal.directory, self._name, files, source, sync)
+        # The pack leaves out items that later records remove: sync those before it is used.
+        replacement = Replacement(journal.directory, self._name, files, source, journal.sync)
         self._enter(Placing(Pack(replacement, checkpoint)))
 
     # --- the new file is written ---

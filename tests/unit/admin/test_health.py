@@ -4,11 +4,7 @@ import asyncio
 from pathlib import Path
 
 from kestrelmq.admin.health import MOST_LISTED, health_of
-from kestrelmq.admin.prometheus import Exposition
-from kestrelmq.admin.sampling import state_of
 from kestrelmq.errors import JournalError, QueueUnavailable
-from kestrelmq.queues.stats import damaged_queues, stats_of
-from kestrelmq.server.long_reply import in_slices
 from tests.support.turning import Turning
 
 
@@ -43,21 +39,3 @@ def test_what_stops_the_whole_server_comes_first(tmp_path: Path) -> None:
         health = asyncio.run(health_of(turning.context))
     assert not health.is_ready
     assert [problem.kind for problem in health.problems] == ["status", "damaged"]
-
-
-def test_a_queue_without_its_delayed_items_is_damaged_everywhere(tmp_path: Path) -> None:
-    """Its journal can be written, so it does not fail; every answer says the same."""
-    (tmp_path / "jobs").touch()
-    (tmp_path / "jobs~~delayed").write_bytes(b"\x55garbage")
-    with Turning(tmp_path) as turning:
-        health = asyncio.run(health_of(turning.context))
-        damaged = asyncio.run(in_slices(damaged_queues(turning.context.collection)))
-        metrics = b"".join(asyncio.run(Exposition(turning.context).render())).decode()
-        queue = turning.collection.queues["jobs"]
-        stats = dict(stats_of(turning.collection, "jobs"))
-    assert [(problem.kind, problem.queue) for problem in health.problems] == [("damaged", "jobs")]
-    assert damaged == {"jobs": queue.delayed_damage}
-    assert state_of(queue) == "damaged"
-    for state, count in (("up", 0), ("failing", 0), ("damaged", 1)):
-        assert f'kestrelmq_queues{{state="{state}"}} {count}.0' in metrics
-    assert stats["failure"].startswith("the delayed items of queue jobs cannot be loaded")

@@ -18,8 +18,8 @@ from kestrelmq.format.notes import (
     deliveries_note,
     describe,
     encode,
-    joined_notes,
-    joining,
+    flushed_note,
+    joined_note,
     noted_deliveries,
     noted_letter,
 )
@@ -186,10 +186,10 @@ def test_notes_are_described() -> None:
     assert describe(note) == "the next item was delivered 3 times"
     (note,) = found(counted(NotedItem(b"", 3, LETTER.packed()), 0))
     assert describe(note) == "the next item is a dead letter, delivered 3 times"
-    (note,) = found(joining(7, b"", 0))
-    assert describe(note) == "the next item was delayed, as xid 7"
-    (note,) = found(b"".join(joined_notes([(7, b"a"), (9, b"b")], 0)))
-    assert describe(note) == "2 delayed items were added already"
+    (note,) = found(joined_note(7, 0))
+    assert describe(note) == "the next item was delayed, as number 7"
+    (note,) = found(flushed_note(0))
+    assert describe(note) == "the delayed items are dropped"
     assert describe(Note(2, b"")) == "the next UNREMOVE does not count as a delivery"
     assert describe(Note(99, b"")) == "a note of the unknown kind 99"
 

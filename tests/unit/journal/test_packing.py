@@ -7,13 +7,11 @@ import pytest
 
 from kestrelmq.clock import no_pause
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.errors import DamagedJournal, JournalError
+from kestrelmq.errors import JournalError
 from kestrelmq.format.names import group_files
-from kestrelmq.format.notes import joining
+from kestrelmq.format.notes import delayed_notes, joined_note
 from kestrelmq.format.records import (
-    REMOVE_TENTATIVE_RECORD,
     AddX,
-    ConfirmRemove,
     Record,
     Remove,
     RemoveTentative,
@@ -22,7 +20,7 @@ from kestrelmq.format.records import (
     item_data,
 )
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.journal.loading import replay_delayed, replay_whole
+from kestrelmq.journal.loading import replay_whole
 from kestrelmq.journal.open_read import OpenRead, ReserveTerms
 from kestrelmq.journal.packing import PackedFile, PackResult, pack, write_packed
 from kestrelmq.journal.producers import LastMark, Producers, marks_notes
@@ -78,18 +76,6 @@ def test_a_queue_that_is_longer_than_memory_is_packed(tmp_path: Path) -> None:
     assert [data[:2] for data in items_on_disk(tmp_path)] == [b"2 ", b"3 ", b"4 "]
 
 
-def test_a_queue_whose_delayed_items_are_damaged_is_not_packed(tmp_path: Path) -> None:
-    """Which of them have joined it cannot be told, and its new file must say so."""
-    (tmp_path / "jobs").write_bytes(journal("a", Remove(), "b"))
-    (tmp_path / "jobs~~delayed").write_bytes(b"\x77" + journal("late"))
-    directory = DiskDirectory(tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in directory.names()}
-    files = group_files(directory.names()).queues["jobs"]
-    with pytest.raises(DamagedJournal, match="jobs~~delayed: damaged at byte 0"):
-        pack(directory, files, "documented", FakeClock(NOW))
-    assert {name: (tmp_path / name).read_bytes() for name in directory.names()} == before
-
-
 def contents(path: Path) -> dict[str, bytes]:
     """Return the files in a directory, by name."""
     return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
@@ -99,10 +85,9 @@ def packed_elsewhere(path: Path, queue: str, dialect: Dialect) -> tuple[PackedFi
     """Write the pack of a queue to another directory; return what it holds, replayed."""
     directory, output = DiskDirectory(path), DiskDirectory(path / "output")
     output.path.mkdir(exist_ok=True)
-    files = group_files(directory.names()).of_journal(queue)
-    assert files is not None
+    files = group_files(directory.names()).queues[queue]
     packed = write_packed(directory, files, output, "packed", dialect)
-    state = Replay(delayed=replay_delayed(directory, files.delayed))
+    state = Replay()
     replay_whole(output, state, ["packed"], no_pause)
     state.end()
     return packed, state
@@ -110,8 +95,8 @@ def packed_elsewhere(path: Path, queue: str, dialect: Dialect) -> tuple[PackedFi
 
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
 def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> None:
-    """Deliveries, reserved reads, tags, marks and joined items; the files are only read."""
-    joined = item(NOW, 0, b"joined")
+    """Deliveries, reserved reads, tags, marks and delayed items; the files are only read."""
+    joined, later = item(NOW, 0, b"joined"), item(NOW + 9, 0, b"later")
     terms = ReserveTerms(30_000, 5000, "owner", "sink:7:1")
     first = journal(
         *added(1, 2, 3, size=1), RemoveTentative(), Unremove(1), *[RemoveTentative()] * 2
@@ -121,13 +106,12 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
         done_note("sink:7:0", 5, 3),
         retired_note("old", 4, 3),
         *marks_notes([(b"p", LastMark(8, 1_700_000_000))], 3),
-        joining(1, joined, 3),
+        delayed_notes(1, joined, 3),
+        delayed_notes(2, later, 3),
+        joined_note(1, 3) + joined,
     ]
     (tmp_path / "jobs.5").write_bytes(first + b"".join(notes))
     (tmp_path / "jobs").write_bytes(journal(*added(4, size=1)) + journal(*added(5))[:-1])
-    (tmp_path / "jobs~~delayed").write_bytes(
-        joined + REMOVE_TENTATIVE_RECORD + item(NOW + 9, 0, b"later")
-    )
     before = contents(tmp_path)
 
     packed, state = packed_elsewhere(tmp_path, "jobs", dialect)
@@ -144,7 +128,8 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
     assert (reservation.nonce, reservation.terms, reservation.xids) == (99, terms, (2,))
     assert (state.reserved.done, state.reserved.retired) == ({"sink:7:0": 5}, {"old": 4})
     assert list(state.producers.snapshot()) == [(b"p", LastMark(8, 1_700_000_000))]
-    assert state.joined == {1}
+    assert state.delayed is not None
+    assert (state.delayed.in_order(), state.delayed.last_number) == ([later], 2)
 
 
 def test_marks_of_producers_that_are_forgotten_are_left_out(tmp_path: Path) -> None:
@@ -167,28 +152,6 @@ def test_marks_of_producers_that_are_forgotten_are_left_out(tmp_path: Path) -> N
     state.producers.ttl = 60_000
     state.producers.start_clock(FakeClock())
     assert state.producers.now() == producers.now() + 1000
-
-
-def test_delayed_items_are_packed_as_the_open_reads_that_they_are(tmp_path: Path) -> None:
-    """In the documented dialect, whatever is asked for; one that was cut short is opened."""
-    records = [item(NOW + number, 0, b"%d" % number) for number in range(3)]
-    journal_of_them = b"".join(one + REMOVE_TENTATIVE_RECORD for one in records)
-    (tmp_path / "jobs~~delayed").write_bytes(journal_of_them + journal(ConfirmRemove(2)))
-
-    packed, state = packed_elsewhere(tmp_path, "jobs~~delayed", "kestrel-2")
-
-    assert (packed.items, packed.open_reads, packed.torn) == (0, 2, None)
-    assert state.dialect == "documented"
-    assert {xid: one.record for xid, one in state.open.items()} == {1: records[0], 3: records[2]}
-
-
-def test_a_pack_of_damaged_delayed_items_is_refused(tmp_path: Path) -> None:
-    """Which of them have joined is not known then, and nothing is written."""
-    (tmp_path / "jobs").write_bytes(journal(*added(1)))
-    (tmp_path / "jobs~~delayed").write_bytes(b"ccc")
-    with pytest.raises(DamagedJournal, match="delayed"):
-        packed_elsewhere(tmp_path, "jobs", "documented")
-    assert contents(tmp_path / "output") == {}
 
 
 # --- of files that a queue goes on behind ---

@@ -305,20 +305,6 @@ def test_journal_that_cannot_be_written(tmp_path: Path) -> None:
         assert [data(queue.remove()) for _ in range(3)] == [b"before", b"after", None]
 
 
-def test_a_delayed_item_beside_an_overdue_read_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is stored, in a journal of its own, and so the answer says."""
-    clock = FakeClock()
-    config = QueueConfig(open_transaction_timeout=1)
-    with PersistentQueue("work", tmp_path, config, clock=clock) as queue:
-        queue.add(bytes(1000))
-        assert queue.remove(transaction=True) is not None
-        clock.advance(2)
-        with largest_file(1000):
-            assert queue.add(b"x", delay=1)
-        clock.advance(2)
-        assert [data(queue.remove()) for _ in range(3)] == [bytes(1000), b"x", None]
-
-
 def test_reads_that_cannot_be_ended_now(tmp_path: Path) -> None:
     """One that was to be confirmed may be so later; one that was given back comes back."""
     with PersistentQueue("work", tmp_path) as queue:

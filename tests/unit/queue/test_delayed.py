@@ -1,6 +1,6 @@
 """Delayed items: durable at once, in the queue when they are due."""
 
-import logging
+import random
 from pathlib import Path
 
 import pytest
@@ -8,15 +8,12 @@ import pytest
 from kestrelmq.clock import SystemClock
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import Directory, DiskDirectory
-from kestrelmq.errors import JournalError, QueueUnavailable
 from kestrelmq.format.records import Item, item_add_time, item_data, item_expiry
-from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.packing import pack
-from kestrelmq.queue.delayed import SLICE_ITEMS
-from kestrelmq.queue.queue import Queue
+from kestrelmq.journal.writer import Dialect
+from kestrelmq.queue.queue import JOINED_AT_ONCE, Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
-from kestrelmq.queues.stats import queue_texts
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.tools.export_rows import from_json, to_json
 from kestrelmq.tools.import_export import import_rows, rows
@@ -57,13 +54,6 @@ class Spool(LocalQueues):
     def files(self) -> set[str]:
         """Return the names of the files."""
         return {file.name for file in self.path.iterdir()}
-
-
-def companion(spool: LocalQueues, name: str = "jobs") -> Queue:
-    """Return the queue that has the delayed items of another."""
-    found = spool.queue(name).companion
-    assert found is not None
-    return found
 
 
 def breakable(path: Path) -> CrashingDirectory:
@@ -162,9 +152,8 @@ def test_a_due_time_survives_a_restart(tmp_path: Path, times: int) -> None:
 def test_an_item_that_joined_does_not_come_twice(
     tmp_path: Path, dialect: str, *, rewritten: bool
 ) -> None:
-    """Not if the crash comes before its own journal is rid of it, whoever read it since."""
-    worker = HeldWorker()
-    spool = Spool(tmp_path, worker=worker, journal_dialect=dialect)
+    """Also after a crash, whoever read it since."""
+    spool = Spool(tmp_path, journal_dialect=dialect)
     spool.delay(b"a", 1)
     spool.delay(b"b", 1)
     spool.delay(b"later", 100)
@@ -172,50 +161,10 @@ def test_an_item_that_joined_does_not_come_twice(
     assert spool.take() == b"a"
     if rewritten:
         rewrite(spool.queue())
-        while worker.step():
-            pass
-    assert len(companion(spool).open) == 3
     for _ in range(2):
         spool.kill()
         assert spool.items() == [b"b"]
         assert spool.queue().delayed == 1
-    spool.advance(1)
-    while worker.step():
-        pass
-    spool.advance(1)
-    assert len(companion(spool).open) == 1
-    spool.close()
-
-
-def test_a_reused_xid_is_another_item(tmp_path: Path) -> None:
-    """Its checksum tells it from the one that joined, so it is not lost."""
-    spool = Spool(tmp_path)
-    spool.delay(b"a", 1)
-    spool.advance(1)
-    spool.close()
-    for file in tmp_path.glob("jobs~~delayed*"):
-        file.unlink()
-    spool.open()
-    spool.delay(b"a", 1)
-    spool.kill()
-    assert spool.queue().delayed == 1
-    spool.advance(1)
-    assert spool.drain() == [b"a", b"a"]
-    spool.close()
-
-
-def test_xids_are_not_reused_after_a_rewrite(tmp_path: Path) -> None:
-    """Though no item is left that has one."""
-    spool = Spool(tmp_path)
-    for number in range(3):
-        spool.delay(b"%d" % number, 1)
-    spool.advance(1)
-    spool.advance(1)
-    assert not companion(spool).open
-    rewrite(companion(spool))
-    spool.restart()
-    spool.delay(b"new", 1)
-    assert list(companion(spool).open) == [4]
     spool.close()
 
 
@@ -247,9 +196,6 @@ def test_very_many_are_due_at_once(tmp_path: Path) -> None:
     assert 0 < len(spool.queue()) < 1000
     spool.collection.check_deadlines()
     assert spool.items() == [b"%d" % number for number in range(2000)]
-    for _ in range(2):
-        spool.advance(1)
-    assert not companion(spool).open
     assert not spool.collection.commits.needs_timer
     spool.close()
 
@@ -325,10 +271,9 @@ def test_a_delayed_item_that_cannot_be_dropped_stays(tmp_path: Path) -> None:
     spool = Spool(tmp_path, directory, max_items=1, discard_old_when_full=True)
     assert spool.delay(b"a", 1)
     directory.break_steps("append")
-    with pytest.raises(JournalError):
-        spool.collection.add("jobs", b"b")
+    spool.collection.add("jobs", b"b")
+    assert spool.collection.commits.commit()
     directory.mend()
-    spool.collection.commits.commit()
     spool.advance(1)
     assert spool.drain() == [b"a"]
     spool.close()
@@ -439,25 +384,8 @@ def test_an_alias_delays_at_each_destination(tmp_path: Path) -> None:
     )
     spool.open()
     assert spool.delay(b"x", 1, "all")
-    companions = {companion(spool, name) for name in ("one", "two")}
-    assert companions == set(spool.collection.destinations("all", due=1))
-    assert companions.isdisjoint(spool.collection.destinations("all"))
     spool.advance(1)
     assert (spool.items("one"), spool.items("two")) == ([b"x"], [b"x"])
-    spool.close()
-
-
-def test_what_the_answer_to_a_delayed_add_depends_on(tmp_path: Path) -> None:
-    """On the journal of the delayed items, from the first of them on; for a producer on both."""
-    spool = Spool(tmp_path)
-    queue, collection = spool.queue(), spool.collection
-    mark = put_mark("p", 1)
-    assert collection.destinations("jobs", due=1) == [queue]
-    spool.delay(b"a", 1)
-    assert collection.destinations("jobs", due=1) == [companion(spool)]
-    assert collection.destinations("jobs", due=1, mark=mark) == [queue, companion(spool)]
-    assert collection.destinations("jobs", mark=mark) == [queue, companion(spool)]
-    assert collection.destinations("jobs") == [queue]
     spool.close()
 
 
@@ -473,21 +401,6 @@ def test_a_flush_drops_delayed_items(tmp_path: Path) -> None:
     spool.kill()
     spool.advance(200)
     assert spool.drain() == [b"d"]
-    spool.close()
-
-
-def test_a_flush_needs_no_second_journal_for_what_joined(tmp_path: Path) -> None:
-    """Though that is not over yet: no delayed item is dropped."""
-    directory = breakable(tmp_path)
-    spool = Spool(directory.path, directory, HeldWorker())
-    spool.delay(b"a", 1)
-    spool.advance(1)
-    directory.break_steps("append to jobs~~delayed")
-    assert spool.queue().flush() == 1
-    spool.commit()
-    directory.mend()
-    spool.kill()
-    assert spool.items() == []
     spool.close()
 
 
@@ -510,7 +423,7 @@ def test_much_of_one_queue_does_not_hold_up_the_others(tmp_path: Path) -> None:
     """Each gets a turn before the first gets another."""
     spool = Spool(tmp_path)
     others = [f"other{number}" for number in range(8)]
-    for _ in range(3 * SLICE_ITEMS):
+    for _ in range(3 * JOINED_AT_ONCE):
         spool.delay(b"x", 1)
     for name in others:
         assert spool.queue(name).add_delayed(b"y", spool.clock.now() + SECOND)
@@ -580,7 +493,7 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     now = spool.clock.now()
     assert spool.collection.add("jobs", b"b", due=now + SECOND)
     failures = spool.collection.commits.commit()
-    assert list(failures) == [companion(spool)]
+    assert list(failures) == [spool.queue()]
     assert spool.queue().delayed == 1
     assert spool.queue().problem is not None
     directory.fail = lambda _point: False
@@ -588,22 +501,6 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     spool.advance(1)
     assert spool.drain() == [b"a", b"b"]
     assert spool.queue().problem is None
-    spool.close()
-
-
-def test_a_queue_that_cannot_have_a_second_journal(tmp_path: Path) -> None:
-    """It refuses to delay items, and says why; others are added, and it may be tried again."""
-    directory = breakable(tmp_path)
-    spool = Spool(directory.path, directory)
-    directory.break_steps("open jobs~~delayed")
-    with pytest.raises(QueueUnavailable, match=r"queue jobs cannot hold delayed items: .*No space"):
-        spool.delay(b"late", 1)
-    spool.add(b"now")
-    assert spool.queue().companion is None
-    directory.mend()
-    spool.delay(b"late", 1)
-    spool.advance(1)
-    assert spool.drain() == [b"now", b"late"]
     spool.close()
 
 
@@ -633,34 +530,6 @@ def test_a_bug_while_items_join_loses_none(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_what_joined_is_confirmed_again_after_a_second(tmp_path: Path) -> None:
-    """If that could not be written: a disk that is full is not asked all the time."""
-    directory = breakable(tmp_path)
-    spool = Spool(directory.path, directory)
-    spool.delay(b"a", 1)
-    attempts: list[float] = []
-
-    def fail(point: str) -> bool:
-        if point == "append to jobs~~delayed":
-            attempts.append(spool.clock.monotonic())
-            return True
-        return False
-
-    directory.fail = fail
-    spool.clock.advance(1)
-    for _ in range(9):
-        spool.collection.check_deadlines()
-        spool.collection.sweep()
-        spool.clock.advance(0.25)
-    assert attempts == [1, 2, 3]
-    assert len(companion(spool).open) == 1
-    directory.mend()
-    spool.advance(1)
-    assert not companion(spool).open
-    assert spool.drain() == [b"a"]
-    spool.close()
-
-
 def test_an_item_that_cannot_join_is_tried_again(tmp_path: Path) -> None:
     """It is neither lost nor there twice."""
     directory = breakable(tmp_path)
@@ -682,85 +551,14 @@ def test_an_item_that_cannot_join_is_tried_again(tmp_path: Path) -> None:
     spool.close()
 
 
-@pytest.mark.parametrize("step", ["append", "sync"])
-def test_items_that_joined_are_kept_until_it_is_on_disk(tmp_path: Path, step: str) -> None:
-    """They are confirmed once the disk works again."""
-    directory = breakable(tmp_path)
-    spool = Spool(directory.path, directory)
-    spool.delay(b"a", 1)
-    spool.clock.advance(1)
-    work = spool.collection.checking_deadlines()
-    if step == "append":
-        next(work)
-    directory.fail = lambda point: point.startswith(step)
-    for _ in work:
-        pass
-    spool.collection.commits.commit()
-    assert spool.items() == [b"a"]
-    assert len(companion(spool).open) == 1
-    directory.fail = lambda _point: False
-    for _ in range(5):
-        spool.collection.tick()
-        spool.advance(1)
-    assert not companion(spool).open
-    spool.kill()
-    assert spool.drain() == [b"a"]
-    spool.close()
-
-
-def test_a_sync_that_fails_after_its_queue_was_deleted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What joined is gone, too, so nobody needs to know."""
-    directory, worker = breakable(tmp_path), HeldWorker()
-    spool = Spool(directory.path, directory, worker)
-    spool.delay(b"a", 1)
-    spool.advance(1)
-    directory.break_steps("sync jobs")
-    with pytest.raises(OSError, match="No space"):
-        spool.queue().sync()
-    directory.mend()
-    assert spool.collection.delete("jobs")
-    caplog.clear()
-    while worker.step():
-        pass
-    assert caplog.messages == []
-    spool.close()
-
-
 @pytest.mark.parametrize("way", ["pack", "rewrite"])
-def test_files_are_replaced_once_both_journals_are_on_disk(tmp_path: Path, way: str) -> None:
-    """The new file leaves out items that are removed, and notes of delayed items that are over."""
-    directory = breakable(tmp_path)
-    spool = Spool(directory.path, directory, max_memory_size=300, default_journal_size=10_000)
-    spool.delay(b"late", 1)
-    spool.advance(1)
-    spool.add(*(b"%03d" % number + bytes(50) for number in range(40)))
-    points: list[str] = []
-
-    def note(point: str) -> bool:
-        points.append(point)
-        return False
-
-    directory.fail = note
-    if way == "rewrite":
-        rewrite(spool.queue())
-    while not spool.queue().journal.rewrites:
-        assert spool.take() is not None
-    (renamed,) = [at for at, point in enumerate(points) if point.startswith("rename jobs~~pack-")]
-    written = max(at for at, point in enumerate(points) if point.startswith("append to jobs~~pack"))
-    synced = {point for point in points[written:renamed] if point.startswith("sync jobs")}
-    # A rewrite begins with a rotation, which syncs all that was in the files.
-    assert synced >= {"sync jobs~~delayed"} | ({"sync jobs"} if way == "pack" else set())
-    spool.close()
-
-
-@pytest.mark.parametrize("way", ["pack", "rewrite"])
-def test_a_new_file_in_read_behind_says_what_joined(tmp_path: Path, way: str) -> None:
-    """The journal of the delayed items may not be rid of them yet."""
+def test_a_new_file_in_read_behind_has_the_delayed_items(tmp_path: Path, way: str) -> None:
+    """Those that wait, and not the one that has joined and was read."""
     worker = HeldWorker()
     spool = Spool(tmp_path, worker=worker, max_memory_size=300, default_journal_size=10_000)
     spool.delay(b"late", 1)
+    spool.delay(b"later", 100)
+    spool.delay(b"last", 100)
     spool.advance(1)
     spool.add(*(b"%03d" % number + bytes(50) for number in range(40)))
     assert spool.take() == b"late"
@@ -772,98 +570,56 @@ def test_a_new_file_in_read_behind_says_what_joined(tmp_path: Path, way: str) ->
             pass
     while worker.step():
         pass
-    assert len(companion(spool).open) == 1
     spool.kill()
-    assert spool.queue().delayed == 0
+    assert spool.queue().delayed == 2
+    left = spool.drain()
+    spool.advance(100)
+    assert spool.drain() == [b"later", b"last"]
+    assert b"late" not in left
     spool.close()
 
 
-def test_damaged_delayed_items_leave_the_queue_in_service(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Everything that would need them is refused with the reason; no file is changed."""
-    spool = Spool(tmp_path)
-    spool.add(b"a")
-    spool.delay(b"b", 1)
-    spool.close()
-    file = tmp_path / "jobs~~delayed"
-    damaged = b"\x77" + file.read_bytes()
-    file.write_bytes(damaged)
-    with caplog.at_level(logging.ERROR):
-        spool.open()
-    assert "delayed" in caplog.text
-    assert "delayed" in (spool.queue().problem or "")
-    assert "delayed" in dict(queue_texts(spool.queue()))["failure"]
-    spool.add(b"c")
-    with pytest.raises(QueueUnavailable, match="delayed"):
-        spool.delay(b"d", 1)
-    with pytest.raises(QueueUnavailable, match="delayed"):
-        spool.queue().flush()
-    with pytest.raises(JournalError, match="delayed"):
-        spool.collection.delete("jobs")
-    spool.advance(5)
-    assert spool.drain() == [b"a", b"c"]
-    spool.close()
-    assert file.read_bytes() == damaged
-
-
-@pytest.mark.parametrize("mark", [None, PutMark(b"p", 1)])
-def test_a_child_whose_delayed_items_are_damaged_is_passed_over(
-    tmp_path: Path, mark: PutMark | None
-) -> None:
-    """Its master and the other children get each delayed item once; it gets those without delay."""
-    names = ("jobs", "jobs+a", "jobs+b", "jobs+c")
-    for name in names:
-        (tmp_path / name).touch()
-    (tmp_path / "jobs+b~~delayed").write_bytes(b"\x77")
-    spool = Spool(tmp_path)
-    due = spool.clock.now() + SECOND
-    assert spool.collection.add("jobs", b"a", due=due, mark=mark)
-    assert spool.collection.add("jobs", LARGE, due=due, mark=mark and PutMark(b"p", 2))
-    spool.add(b"now")
-    spool.advance(1)
-    spool.advance(1)
-    assert {name: len(spool.drain(name)) for name in names} == {
-        "jobs": 3, "jobs+a": 3, "jobs+b": 1, "jobs+c": 3,
-    }  # fmt: skip
-    spool.close()
-
-
-def test_a_torn_end_is_set_aside(tmp_path: Path) -> None:
-    """An item whose read is not open yet is there; what follows is not mixed up with it."""
+@pytest.mark.parametrize("cut", [1, 6, 40])
+def test_a_torn_end_is_set_aside(tmp_path: Path, cut: int) -> None:
+    """An item whose note is cut short was not stored; what follows is not mixed up with it."""
     spool = Spool(tmp_path)
     spool.delay(b"a", 1)
     spool.delay(b"b", 2)
     spool.close()
-    file = tmp_path / "jobs~~delayed"
-    file.write_bytes(file.read_bytes()[:-1])
+    file = tmp_path / "jobs"
+    file.write_bytes(file.read_bytes()[:-cut])
     spool.open()
-    assert spool.queue().delayed == 2
+    assert spool.queue().delayed == 1
     spool.delay(b"c", 3)
     spool.kill()
     spool.advance(1)
     assert spool.items() == [b"a"]
-    spool.advance(1)
     spool.kill()
-    spool.advance(1)
-    assert spool.drain() == [b"a", b"b", b"c"]
+    spool.advance(2)
+    assert spool.drain() == [b"a", b"c"]
     spool.close()
 
 
-def test_delayed_items_without_a_file_of_the_queue(tmp_path: Path) -> None:
-    """A loss of power may leave that."""
+@pytest.mark.parametrize("size", [(256 << 10) - 21, (256 << 10) - 20, 1 << 20])
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_an_item_may_take_several_notes(tmp_path: Path, size: int, *, rewritten: bool) -> None:
+    """It is whole again when it is loaded."""
     spool = Spool(tmp_path)
-    spool.delay(b"a", 1)
-    spool.close()
-    (tmp_path / "jobs").unlink()
-    spool.open()
-    spool.advance(1)
-    assert spool.drain() == [b"a"]
+    data = random.Random(size).randbytes(size)
+    spool.delay(data, 2)
+    spool.delay(b"first", 1)
+    if rewritten:
+        rewrite(spool.queue())
+    spool.kill()
+    assert spool.queue().delayed == 2
+    spool.advance(3)
+    spool.kill()
+    assert spool.drain() == [b"first", data]
     spool.close()
 
 
-def test_its_journal_is_kept_small(tmp_path: Path) -> None:
-    """It rotates and is rewritten as any other."""
+def test_the_journal_is_kept_small(tmp_path: Path) -> None:
+    """What has joined and left is dead."""
     spool = Spool(
         tmp_path, default_journal_size=500, max_memory_size=2000, min_journal_compact_delay=0
     )
@@ -871,20 +627,9 @@ def test_its_journal_is_kept_small(tmp_path: Path) -> None:
         spool.delay(b"%d" % number, 1)
         spool.advance(1)
         assert spool.take() == b"%d" % number
-    assert companion(spool).journal.size < 2000
+    assert spool.queue().journal.size < 2000
     spool.restart()
     assert spool.queue().delayed == 0
-    spool.close()
-
-
-def test_a_queue_without_delayed_items_has_no_companion(tmp_path: Path) -> None:
-    """And no file for it."""
-    spool = Spool(tmp_path)
-    spool.add(b"a")
-    spool.open_read()
-    spool.restart()
-    assert spool.queue().companion is None
-    assert spool.files() == {"jobs", "~~lock"}
     spool.close()
 
 
@@ -901,57 +646,33 @@ def test_the_clock_may_be_set(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_an_item_that_joins_after_a_rewrite_is_plain(tmp_path: Path) -> None:
-    """Its xid in the other journal means nothing in the queue's own."""
+@pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
+def test_tools_pack_delayed_items(tmp_path: Path, dialect: Dialect) -> None:
+    """What has joined does not come twice, and what waits is due at its time."""
     spool = Spool(tmp_path)
-    for data in (b"a", b"b"):
-        spool.delay(data, 1)
-    rewrite(companion(spool))
-    spool.restart()
-    spool.advance(1)
-    assert spool.open_read() == 1
-    spool.kill()
-    assert spool.drain() == [b"a", b"b"]
-    spool.close()
-
-
-def test_closing_leaves_nothing_to_be_done(tmp_path: Path) -> None:
-    """What joined is over, so that other tools need not know of it."""
-    spool = Spool(tmp_path, worker=HeldWorker())
-    spool.delay(b"a", 1)
-    spool.advance(1)
-    assert len(companion(spool).open) == 1
-    spool.restart()
-    assert not companion(spool).open
-    assert spool.drain() == [b"a"]
-    spool.close()
-
-
-def test_tools_pack_both_journals(tmp_path: Path) -> None:
-    """A packed queue still knows what joined; the delayed items keep their xids."""
-    spool = Spool(tmp_path, worker=HeldWorker())
     for data, seconds in ((b"a", 1), (b"b", 100), (b"c", 1)):
         spool.delay(data, seconds)
     spool.advance(1)
     assert spool.take() == b"a"
     spool.collection._lock.release()
     for selected in select([tmp_path]):
-        pack(DiskDirectory(tmp_path), selected.all_files, "kestrel-2", SystemClock())
+        pack(DiskDirectory(tmp_path), selected.all_files, dialect, SystemClock())
     spool.open()
     assert spool.items() == [b"c"]
     assert spool.queue().delayed == 1
-    spool.advance(100)
-    assert spool.drain() == [b"c", b"b"]
     spool.delay(b"d", 1)
-    assert max(companion(spool).open) == 4
+    spool.kill()
+    spool.advance(100)
+    assert spool.drain() == [b"c", b"d", b"b"]
     spool.close()
 
 
-def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path) -> None:
+def test_a_new_file_says_what_is_delayed_and_what_is_reserved(tmp_path: Path) -> None:
     """Both are notes behind the open reads: the item comes once, and its read stays open."""
-    spool = Spool(tmp_path, worker=HeldWorker())
+    spool = Spool(tmp_path)
     spool.delay(b"a", 1)
     spool.delay(b"b", 1)
+    spool.delay(b"later", 100)
     spool.advance(1)
     reservation = spool.queue().reserve(ReserveTerms(10_000, tag="sink:7:0"), 5, 1, 1000)
     assert reservation is not None
@@ -961,7 +682,7 @@ def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path) -> Non
         pack(DiskDirectory(tmp_path), selected.all_files, "documented", SystemClock())
     spool.open()
     queue = spool.queue()
-    assert (spool.items(), queue.delayed) == ([b"b"], 0)
+    assert (spool.items(), queue.delayed) == ([b"b"], 1)
     reads = list(data_by_xid(queue.open).items())
     assert reads == [(reservation.xids[0], b"a")]
     assert list(queue.reserved_with("sink:7:0")) == list(reservation.xids)
@@ -970,7 +691,7 @@ def test_a_new_file_says_what_joined_and_what_is_reserved(tmp_path: Path) -> Non
 
 def test_delayed_items_can_be_exported_and_imported(tmp_path: Path) -> None:
     """With when they are due; those that joined are items like others."""
-    spool = Spool(tmp_path / "one", worker=HeldWorker())
+    spool = Spool(tmp_path / "one")
     for data, seconds in ((b"late", 100), (b"a", 1), (b"soon", 50)):
         spool.delay(data, seconds)
     spool.advance(1)

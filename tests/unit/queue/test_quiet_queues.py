@@ -142,27 +142,6 @@ def test_a_queue_that_fails_is_tried_again(
         assert queues.looks() == []
 
 
-def test_a_queue_is_looked_at_for_its_delayed_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Upkeep of their journal that waits is that of the queue."""
-    with looks_at(tmp_path, monkeypatch) as queues:
-        queue = queues.collection.queues["b"]
-        assert queue.add_delayed(b"late", queues.clock.now() + 3_600_000)
-        queues.collection.commits.commit()
-        companion = queue.companion
-        assert companion is not None
-        assert not queue.upkeep_waits
-        queues.directory.break_steps("sync b~~delayed")
-        assert sync_now(companion)
-        queues.looks()
-        assert (queue.upkeep_waits, companion.upkeep_waits) == (True, True)
-        queues.directory.mend()
-        for _ in range(70):  # a failed step of the upkeep waits for a minute
-            queues.looks()
-        assert not queue.upkeep_waits
-
-
 def test_work_in_another_thread_is_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

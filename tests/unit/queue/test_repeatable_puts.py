@@ -45,11 +45,11 @@ class Spool(LocalQueues):
         return accepted
 
     def rewrite(self, name: str = "jobs") -> None:
-        """Rewrite the journal of a queue now, and that of its delayed items."""
-        for queue in self.queue(name).with_companion:
-            queue.write_now()
-            assert queue._upkeep is not None
-            queue._upkeep._rewrite()
+        """Rewrite the journal of a queue now."""
+        queue = self.queue(name)
+        queue.write_now()
+        assert queue._upkeep is not None
+        queue._upkeep._rewrite()
 
 
 def spool(path: Path, **settings: object) -> Spool:
@@ -290,7 +290,7 @@ def test_a_clock_that_is_wrong_for_a_while(
         assert sorted(queues.items()) in ([b"before"], [b"a", b"before"])
     queues.advance(5)
     queues.collection.tick()
-    assert all(not len(queue.backlog.producers) for queue in queues.queue().with_companion)
+    assert not len(queues.queue().backlog.producers)
     queues.close()
 
 
@@ -374,7 +374,7 @@ def test_a_repeated_add_waits_for_the_disk(tmp_path: Path) -> None:
     assert queues.once(b"a", 1)
     assert queues.once(b"b", 2, delay=5)
     syncs = queues.collection.commits.syncs
-    assert syncs.take_unsynced() == {queue, queue.companion}
+    assert syncs.take_unsynced() == {queue}
     for number in (1, 2):
         assert queues.once(b"again", number)
         assert queue in syncs.take_unsynced()

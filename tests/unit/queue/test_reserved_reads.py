@@ -1064,18 +1064,13 @@ def test_reserved_items_take_only_so_much_memory(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
-    """At the next upkeep after they ended, also that of delayed items."""
+    """At the next upkeep after they ended."""
     spool = Spool(tmp_path)
     queue = spool.queue()
     for _ in range(3000):
         queue.add(b"x")
-        queue.add_delayed(b"x", spool.clock.now() + 1000)
     reads = [spool.reads(1000) for _ in range(3)]
-    assert queue.companion is not None
-    tables: list[ReadTable[Any]] = [
-        queue.reads.open,
-        queue.companion.reads.open,
-    ]
+    tables: list[ReadTable[Any]] = [queue.reads.open]
 
     def sizes() -> list[int]:
         return [sum(map(sys.getsizeof, table._pages.values())) for table in tables]

@@ -120,19 +120,6 @@ def test_all_queues_are_flushed_though_one_cannot_be_written(spool: Spool) -> No
     assert spool.contents("a", "b", "c") == [[], [b"x"], []]
 
 
-def test_all_queues_are_flushed_though_the_delayed_items_of_one_are_damaged(spool: Spool) -> None:
-    """That one is as it was, and the error says why."""
-    assert spool.collection.add("b", b"late", due=spool.clock.now() + 1000)
-    spool.commit()
-    spool.close()
-    file = spool.disk.path / "b~~delayed"
-    file.write_bytes(b"\x77" + file.read_bytes())
-    spool.open()
-    with pytest.raises(QueueUnavailable, match="delayed items of queue b cannot be loaded"):
-        run_to_end(spool.collection.flushing())
-    assert spool.contents("a", "b", "c") == [[], [b"x"], []]
-
-
 def test_what_goes_meanwhile_is_passed_over(spool: Spool) -> None:
     """A queue that is deleted while others are flushed, or looked after, in turn."""
     flushing = spool.collection.flushing()

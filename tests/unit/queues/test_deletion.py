@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.errors import JournalError
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.worker import InlineWorker
@@ -111,43 +111,17 @@ def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
     assert spool.after_restart() is None
 
 
-def test_a_queue_that_goes_begins_to_delay_nothing(spool: Spool) -> None:
-    """The journal that this would need would stay behind; other items are taken."""
+def test_what_is_delayed_while_a_queue_goes_goes_with_it(spool: Spool) -> None:
+    """It is in the journal that is removed."""
     spool.add(b"one")
     assert spool.delete()
-    with pytest.raises(QueueUnavailable, match="journal of queue jobs is being removed"):
-        spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
+    assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
     spool.add(b"two")
     while spool.deleting.step():
         pass
     assert [name for name in spool.disk.names() if "jobs" in name] == []
-
-
-def test_both_journals_of_a_queue_that_stays_are_looked_after(spool: Spool) -> None:
-    """That of its delayed items is kept small, too."""
-
-    def delay(data: bytes) -> None:
-        assert spool.collection.add("jobs", data, due=spool.clock.now() + 1000)
-        spool.commit()
-
-    delay(b"first")
-    assert spool.delete()
-    spool.disk.break_steps("rename")
-    assert spool.deleting.step()
-    spool.disk.mend()
-    assert isinstance(spool.told[0], JournalError)
-    companion = spool.queue().companion
-    assert companion is not None
-    for number in range(20):
-        delay(b"%d" % number + bytes(50))
-        spool.advance(1)
-        spool.collection.tick()
-        assert spool.take() is not None
-    assert companion.journal.rotations
-    found = spool.found()
-    assert found is not None
-    assert len(found) == 1
-    assert spool.after_restart() == found
+    spool.advance(2)
+    assert "jobs" not in spool.collection.queues
 
 
 def test_a_new_queue_of_its_name_keeps_its_own_files(spool: Spool) -> None:

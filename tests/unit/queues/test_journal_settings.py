@@ -145,18 +145,13 @@ def test_the_files_of_a_journal_that_is_turned_off_are_left_alone(
     spool.close()
 
 
-@pytest.mark.parametrize("only_delayed", [False, True])
-def test_a_new_journal_is_not_mixed_with_files_that_were_left_alone(
-    tmp_path: Path, *, only_delayed: bool
-) -> None:
+def test_a_new_journal_is_not_mixed_with_files_that_were_left_alone(tmp_path: Path) -> None:
     """A queue that is created anew waits for the next start, which loads them."""
     spool = Spool(tmp_path)
     spool.fill()
     assert spool.collection.add("jobs", b"late", due=spool.clock.now() + 1000)
     spool.commit()
     spool.close()
-    if only_delayed:
-        (tmp_path / "jobs").unlink()
     spool.config = spool.settings(keep_journal=False)
     spool.open()
     spool.add(b"in memory")
@@ -169,7 +164,7 @@ def test_a_new_journal_is_not_mixed_with_files_that_were_left_alone(
     spool.add(b"in memory")
     assert spool.files == before
     spool.start_with()
-    assert spool.items() == ([] if only_delayed else EVERYTHING)
+    assert spool.items() == EVERYTHING
     assert spool.queue().delayed == 1
     spool.close()
 

@@ -6,11 +6,11 @@ from typing import Final
 import pytest
 
 from kestrelmq.disk.directories import DiskFile
+from kestrelmq.journal.delayed_items import DelayedItems
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.queue.backlog import Backlog, ReadBehind
 from kestrelmq.queue.changes import Changes
-from kestrelmq.queue.delayed import DelayedItems
 from kestrelmq.queue.leases import Reservations
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.reads import OpenReads

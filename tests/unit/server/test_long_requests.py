@@ -17,7 +17,6 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.disk.directories import AppendFile, Directory, DiskDirectory
 from kestrelmq.disk.opening import FoundFile
 from kestrelmq.format.records import item_data
-from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.requests.put import SLICE_ITEMS
 from tests.support.patience import PATIENCE
 from tests.support.turning import Turning
@@ -388,52 +387,6 @@ def test_others_are_served_while_queues_are_created(tmp_path: Path, kind: str) -
         await turning.until(lambda: len(queues) - before == 100)
         client.close()
         other.close()
-        await turning.until(lambda: not turning.connections)
-
-    run(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("size", [1, LARGE_ITEM])
-def test_others_are_served_while_children_begin_to_delay(tmp_path: Path, size: int) -> None:
-    """Each child gets a journal of delayed items at the first; that of some is begun in a turn."""
-    children = 30
-
-    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
-        turning.turns.slow_share = -1.0  # over after the first piece
-        queues = [turning.collection.obtain(f"work+{number}") for number in range(children)]
-        client, other = turning.connect("memcache"), turning.connect("memcache")
-        await turning.send(client, b"set work/delay=99999 0 0 %d\r\n%b\r\n" % (size, b"x" * size))
-        await turning.until(lambda: any(queue.companion is not None for queue in queues))
-        await turning.send(other, b"version\r\n")
-        await turning.receive(other, b"\r\n")
-        assert sum(queue.companion is not None for queue in queues) < children / 2
-        assert await turning.receive(client, b"\r\n") == b"STORED\r\n"
-        assert [queue.delayed for queue in queues] == [1] * children
-        client.close()
-        other.close()
-        await turning.until(lambda: not turning.connections)
-
-    run(tmp_path, scenario)
-
-
-def test_a_client_leaves_while_children_begin_to_delay(tmp_path: Path) -> None:
-    """Nothing is added then; the next delayed item goes on with those that have not begun."""
-
-    async def scenario(turning: Turning, _directory: OddDirectory) -> None:
-        turning.turns.slow_share = -1.0
-        queues = [turning.collection.obtain(f"work+{number}") for number in range(9)]
-        client = turning.connect("memcache")
-        request = b"set work/delay=99999 0 0 1\r\nx\r\n"
-        await turning.send(client, request)
-        await turning.until(lambda: any(queue.companion is not None for queue in queues))
-        client.close()
-        await turning.until(lambda: not turning.connections)
-        assert not any(queue.delayed for queue in queues)
-        again = turning.connect("memcache")
-        await turning.send(again, request)
-        assert await turning.receive(again, b"\r\n") == b"STORED\r\n"
-        assert [queue.delayed for queue in queues] == [1] * 9
-        again.close()
         await turning.until(lambda: not turning.connections)
 
     run(tmp_path, scenario)

@@ -9,7 +9,7 @@ import pytest
 
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import JournalError
-from kestrelmq.format.notes import joining
+from kestrelmq.format.notes import delayed_notes, joined_note
 from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
@@ -94,10 +94,13 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
 def test_delayed_items_that_joined_a_long_queue_are_items_of_it(tmp_path: Path) -> None:
     """They are found behind what memory does not hold; no file is open any more then."""
     large, due = "x" * (3 << 20), [NOW + 1, NOW + 2]
-    delayed = [AddX(time, 0, b"%d" % number) for number, time in enumerate(due)]
-    (tmp_path / "jobs~~delayed").write_bytes(journal(*delayed, *[RemoveTentative()] * 2))
+    delayed = [item(time, 0, b"%d" % number) for number, time in enumerate(due)]
     (tmp_path / "jobs").write_bytes(
-        journal(*[large] * 8, *[Remove()] * 3) + joining(1, item(due[0], 0, b"0"), 0)
+        delayed_notes(2, delayed[1], 0)
+        + delayed_notes(1, delayed[0], 0)
+        + journal(*[large] * 8, *[Remove()] * 3)
+        + joined_note(1, 0)
+        + delayed[0]
     )
     assert [(one.data[:1], one.due) for one in exported(tmp_path)] == [
         *[(b"x", 0)] * 5,

@@ -89,13 +89,6 @@ def test_queues_are_selected_by_name(tmp_path: Path) -> None:
         select([path], ["none", "jobs", "missing"])
 
 
-def test_a_queue_may_have_delayed_items_only(tmp_path: Path) -> None:
-    """A loss of power may leave that; its own journal is not there, and not made up."""
-    (tmp_path / "jobs~~delayed").touch()
-    assert names(select([tmp_path])) == [("jobs~~delayed", ("jobs~~delayed",))]
-    assert names(select([tmp_path], ["jobs"])) == [("jobs~~delayed", ("jobs~~delayed",))]
-
-
 def test_a_file_is_selected_alone(tmp_path: Path) -> None:
     """Of all the queues in its directory it is one's; that one can be had whole, but once."""
     path = spool(tmp_path / "queues")

@@ -50,7 +50,7 @@ async def flush(context: ServerContext, name: str) -> int:
 async def flush_queue(context: ServerContext, queue: Queue) -> int:
     """Do what `flush` does, for a queue that exists."""
     count = await in_slices(queue.flushing(), context.turns)
-    await wait_until_durable(context, *queue.with_companion)
+    await wait_until_durable(context, queue)
     return count
 
 

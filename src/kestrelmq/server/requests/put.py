@@ -1,14 +1,13 @@
 """Adding items, for every protocol, except the memcache `set` of the hot path.
 
-If the items are delayed, the queues that keep no such items yet begin to, one after the other. A
-thread makes the records of large items, which copies them. Then the items are added, one slice per
-turn. A slice is written to the journal before the next one begins. If a later slice cannot be
+A thread makes the records of large items, which copies them. Then the items are added, one slice
+per turn. A slice is written to the journal before the next one begins. If a later slice cannot be
 written, the earlier ones stay and the answer counts them; if the first cannot, the answer is the
 error and nothing was added. A crash leaves the slices that were written, none of them acknowledged.
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +19,6 @@ from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.context import ItemTimes, ServerContext
-from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.changes import run_job
 
@@ -28,9 +26,6 @@ SLICE_ITEMS: Final = 500
 """The most items of a slice, a copy for each queue; adding so many takes about a millisecond."""
 SLICE_BYTES: Final = 1 << 20
 """Bytes of data after which a slice ends."""
-
-_ENDED: Final = object()
-"""What `next` returns instead when a generator has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +35,6 @@ async def put(
 ) -> bool:
     """Do what `QueueCollection.add` does; a thread copies a large item first."""
     collection = context.collection
-    if times.due:
-        await in_slices(collection.beginning_to_delay(name), context.turns)
     if len(data) < LARGE_ITEM:
         return collection.add(name, data, times.expiry, due=times.due, mark=mark)
     records: list[bytes] = []
@@ -56,7 +49,6 @@ class PendingPut(PendingRequest):
 
     __slots__ = (
         "_answer",
-        "_beginning",
         "_connection",
         "_context",
         "_is_cancelled",
@@ -112,8 +104,6 @@ class PendingPut(PendingRequest):
         self._next = self._stored = self._written = 0
         self._turn = -1
         self._is_working = self._is_cancelled = False
-        # Lets queues begin to keep delayed items; None once that is done, or not needed.
-        self._beginning: Generator[None, None, None] | None = None
         # The large items, by their places, once a thread has copied them.
         self._records: dict[int, bytes] = {}
 
@@ -132,14 +122,6 @@ class PendingPut(PendingRequest):
         except KestrelError as error:
             self._refuse(error)
             return
-        if self._times.due:
-            self._beginning = context.collection.beginning_to_delay(name)
-            self.resume()
-        else:
-            self._copy_large()
-
-    def _copy_large(self) -> None:
-        """Have the writer copy the large items; add all at once if there are none."""
         places = [place for place, data in enumerate(self._items) if len(data) >= LARGE_ITEM]
         if not places:
             self.resume()  # many requests that create queues, or go to many, take several turns
@@ -177,14 +159,9 @@ class PendingPut(PendingRequest):
     def resume(self) -> None:
         """Do the next step, once the one before is written and this turn has time for it."""
         turns = self._context.turns
-        while turns.turn_count != self._turn and not turns.slow_share_is_over():
-            if self._beginning is None:
-                self._add()
-                return
-            if next(self._beginning, _ENDED) is _ENDED:
-                self._beginning = None
-                self._copy_large()
-                return
+        if turns.turn_count != self._turn and not turns.slow_share_is_over():
+            self._add()
+            return
         self._connection.yield_turn()
         self._connection.resume_later(self)
 
@@ -193,9 +170,7 @@ class PendingPut(PendingRequest):
         is_first = not self._next
         try:
             has_more = self._add_slice()
-            destinations = self._context.collection.destinations(
-                self._name, due=self._times.due, mark=self._mark
-            )
+            destinations = self._context.collection.destinations(self._name)
             queues = tuple(dict.fromkeys(destinations))
             if has_more or not is_first:
                 for queue in queues:

@@ -240,7 +240,7 @@ class MemcacheSession(LineSession):
             refuse(self._connection, error, noreply=request.noreply)
             return after
         if not request.noreply:
-            targets = queue.targets if mark is None else queue.all_written_by(0, mark)
+            targets = queue.targets
             self._replies.add(STORED if stored else NOT_STORED, targets)
         return after
 

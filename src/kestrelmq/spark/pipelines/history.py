@@ -7,9 +7,8 @@
     live        in the queue
     delayed     waits until it is due
 
-Delayed items have a journal of their own. What has left that has either joined its queue, where it
-has one of the other fates, or was dropped before it was due, and is in no journal any more. So an
-item counts once: as delayed until its queue has it, then in the queue.
+A delayed item counts once: as delayed until it joins its queue, and then in the queue. One that was
+dropped before it was due does not count.
 
 `aborts` counts how often a read of the item was given back. A remove has no time in the journal:
 `gone_after` and `gone_before` (ms) are the add times of the nearest adds with a time before and
@@ -23,22 +22,23 @@ Packing drops history: items that were gone before a journal was packed are not 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark.reading import map_on, place_of, rows_on, summarise_on
 from kestrelmq.spark.replay import item_history
-from kestrelmq.spark.replay.delayed_items import DelayedJournal, joined_ordinals, list_with_delayed
+from kestrelmq.spark.replay.noted_replay import delayed_items
 from kestrelmq.spark.replay.read_plans import ReplayedQueue, replay_in_parallel
-from kestrelmq.spark.replay.segments import ReplayState
 from kestrelmq.spark.replay.summarising import Fate
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.spool import by_queue
+from kestrelmq.spark.storage.spool import SpoolFile, by_queue, list_files
 
 _KEY = ["spool", "queue", "ordinal"]
 
@@ -63,8 +63,7 @@ def history(
         with_data: read the items' data; otherwise `data` is null.
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
-    files, companions = list_with_delayed(place_of(spark, path, storage))
-    queues = [*by_queue(files), *(one.files for one in companions)]
+    queues = list(by_queue(list_files(place_of(spark, path, storage))))
     replayed = replay_in_parallel(queues, summarise_on(spark))
     times = iter(
         map_on(spark, item_history.add_times, [f for queue in replayed for f in queue.files])
@@ -93,51 +92,25 @@ def history(
         "gone_before",
         f.lit(None).cast("long").alias("due"),
     )
-    return _with_delayed(spark, items, replayed, companions) if companions else items
+    tasks = [(one.files, one.end.adds, with_data) for one in replayed if one.end.delays]
+    if not tasks:
+        return items
+    delayed = spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_delayed)
+    return items.union(spark.createDataFrame(delayed, items.schema))
 
 
-def _with_delayed(
-    spark: SparkSession,
-    items: DataFrame,
-    replayed: Sequence[ReplayedQueue],
-    companions: Sequence[DelayedJournal],
-) -> DataFrame:
-    """Return the items, with those of the journals `companions` as delayed items of the queues."""
-    ends = {(one.files[0].spool, one.files[0].queue): one.end for one in replayed}
-    tasks = [(one, ends[one.spool, one.files[0].queue]) for one in companions]
-    have_joined = map_on(spark, lambda task: joined_ordinals(*task), tasks)
-    journals = spark.createDataFrame(
-        [
-            (one.spool, one.files[0].queue, one.queue, _adds(ends.get((one.spool, one.queue))))
-            for one in companions
-        ],
-        "spool string, queue string, master string, adds bigint",
-    )
-    joined = spark.createDataFrame(
-        [
-            (one.spool, one.files[0].queue, item)
-            for one, found in zip(companions, have_joined, strict=True)
-            for item in found
-        ],
-        "spool string, queue string, ordinal bigint",
-    )
-    by_due = Window.partitionBy("spool", "queue").orderBy("add_time", "ordinal")
-    waiting = (
-        items.where(f.col("fate").isin("live", "open"))
-        .join(joined, _KEY, "left_anti")
-        .join(f.broadcast(journals), ["spool", "queue"])
-        .withColumns(
-            {
-                "ordinal": f.col("adds") + f.row_number().over(by_due) - 1,
-                "due": f.col("add_time"),
-                "fate": f.lit("delayed"),
-            }
-        )
-        .drop("queue")
-        .withColumnRenamed("master", "queue")
-    )
-    own = items.join(f.broadcast(journals), ["spool", "queue"], "left_anti")
-    return own.unionByName(waiting.select(*own.columns))
+def _delayed(task: tuple[Sequence[SpoolFile], int, bool]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the delayed items of a queue.
+
+    `task` is its files, how many items in line it has had, and whether the rows have the data.
+    """
+    files, adds, with_data = task
+    found = delayed_items(files)
+    for place, (record, (file, at)) in enumerate(zip(found.records, found.places, strict=True)):
+        due, data = item_add_time(record), item_data(record)
+        where = (file.spool, file.queue, adds + place, file.name, at)
+        item = (due, item_expiry(record), len(data), data if with_data else None)
+        yield (*where, *item, "delayed", 0, None, None, due)
 
 
 def _traced(
@@ -152,11 +125,6 @@ def _traced(
         return columns.coalesce(read(task), DEFAULT_BATCH_ROWS)
 
     return rows_on(spark, work, tasks, from_arrow_schema(schema))
-
-
-def _adds(end: ReplayState | None) -> int:
-    """Return how many items a queue has had; there may be nothing but its delayed items."""
-    return 0 if end is None else end.adds
 
 
 def _fate() -> Column:

@@ -26,7 +26,7 @@ from kestrelmq.disk.locks import QueuePathLock
 from kestrelmq.disk.opening import mapped, open_stream
 from kestrelmq.disk.write_directories import WriteOwner
 from kestrelmq.errors import ConfigError, JournalError
-from kestrelmq.format.names import delayed_name, rotated_name, temporary_name
+from kestrelmq.format.names import rotated_name, temporary_name
 from kestrelmq.journal.loading import save_tail
 from kestrelmq.journal.packing import write_packed
 from kestrelmq.journal.walk import WalkEnd
@@ -79,8 +79,6 @@ def pack(
 ) -> list[PackedQueue]:
     """Pack the journals of every queue of `path`; a server then loads the same queues.
 
-    The journal of a queue's delayed items is packed like that of another queue.
-
     Args:
         spark: the session.
         path: a queue path, or a glob of queue paths; in a store, one queue path.
@@ -108,7 +106,7 @@ def pack(
     if output is not None:
         raise ConfigError("option 'output': it is for a queue path in a store; another is replaced")
     with ExitStack() as locks:
-        spools = sorted({Path(file.spool) for file in list_files(path, delayed=True)})
+        spools = sorted({Path(file.spool) for file in list_files(path)})
         for spool in spools:
             locks.enter_context(QueuePathLock(spool))
         _check_whole(path, map(str, spools))
@@ -159,31 +157,28 @@ def _commit(spool: Path, work: Path, done: list[_PackedJournal], now: int) -> No
 
 @dataclass(frozen=True, slots=True)
 class _StoredTask:
-    """A queue of a queue path in a store, or the delayed items of one.
+    """A queue of a queue path in a store.
 
     Attributes:
         files: its files.
-        delayed: those of its delayed items.
         target: where to write the packed journal.
     """
 
     files: tuple[SpoolFile, ...]
-    delayed: tuple[SpoolFile, ...]
     target: Location
 
 
 def _pack_stored(
     spark: SparkSession, path: Location, target: Location, dialect: Dialect, now: int
 ) -> list[PackedQueue]:
-    listed = list_files(path, delayed=True)
+    listed = list_files(path)
     _check_whole(path, {file.location.parent for file in listed if file.location is not None})
     check_apart(path, target)
-    queues = {files[0].queue: tuple(files) for files in by_queue(listed)}
     if len({file.spool for file in listed}) > 1:
         raise ValueError(f"{path} matches several queue paths: pack one at a time in a store")
     tasks = [
-        _StoredTask(files, queues.get(delayed_name(queue), ()), target / rotated_name(queue, now))
-        for queue, files in queues.items()
+        _StoredTask(tuple(files), target / rotated_name(files[0].queue, now))
+        for files in by_queue(listed)
     ]
     return map_on(spark, lambda task: _write_stored(task, dialect), tasks)
 
@@ -193,13 +188,12 @@ def _write_stored(task: _StoredTask, dialect: Dialect) -> PackedQueue:
     with TemporaryDirectory() as scratch:
         path = Path(scratch, "queues")
         path.mkdir()
-        for file in (*task.files, *task.delayed):
+        for file in task.files:
             _fetch(file, path / file.name_in_spool)
-        queue = task.files[0].queue
-        selected = next(one for one in select([path]) if one.queue == queue)
+        (selected,) = select([path])
         written = _write(selected, Path(scratch, "packed"), dialect)
         # Under a name that nobody reads until it is whole.
-        whole = task.target.parent / temporary_name(queue, "pack", 0)
+        whole = task.target.parent / temporary_name(selected.queue, "pack", 0)
         upload(written.part.path, whole)
         whole.move(task.target)
     return replace(written.packed, spool=task.files[0].spool)

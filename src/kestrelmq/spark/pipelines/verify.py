@@ -44,7 +44,7 @@ class FileCheck:
 def verify(
     spark: SparkSession, path: JournalPath, *, storage: Mapping[str, str] | None = None
 ) -> list[FileCheck]:
-    """Check every journal file of `path`, those of delayed items, too.
+    """Check every journal file of `path`.
 
     Args:
         spark: the session.
@@ -52,10 +52,9 @@ def verify(
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
 
     Returns:
-        The results in replay order; the journal of a queue's delayed items is that of another
-        queue, as in `journal verify`.
+        The results in replay order.
     """
-    return map_on(spark, check, list_files(place_of(spark, path, storage), delayed=True))
+    return map_on(spark, check, list_files(place_of(spark, path, storage)))
 
 
 def check(file: SpoolFile) -> FileCheck:

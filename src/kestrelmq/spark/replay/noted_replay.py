@@ -1,7 +1,7 @@
 """Replay a journal with the notes in it, as a server does.
 
-What is in a queue depends on notes only where a crash cut the journal short, and where delayed
-items join. For everything else `read_plans` replays without them, which is faster.
+What is in a queue depends on notes only where a crash cut the journal short, and the delayed items
+are in notes. For everything else `read_plans` replays without them, which is faster.
 
 A crash may cut off the CONFIRM_REMOVEs that follow the note DONE in the same write. The note
 finishes the reads of a tag by itself; see `journal.reserved_reads`. So `finished_reads` looks
@@ -9,14 +9,17 @@ whether a journal ends with such a note, and only then replays it with its notes
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.format.notes import NOTE_MARK
+from kestrelmq.format.notes import NOTE_MARK, decode_delayed, is_delayed
 from kestrelmq.format.records import CONFIRM_REMOVE, SAVE_XID
+from kestrelmq.journal.delayed_items import key_of
 from kestrelmq.journal.loading import fold
 from kestrelmq.journal.reader import JournalReader
-from kestrelmq.journal.replay import NONE_DELAYED, ItemsByXid, Replay
+from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.reserved_reads import DONE
 from kestrelmq.journal.walk import WINDOW, Walk, find_records
 from kestrelmq.spark.storage.opening import open_copy, open_view
@@ -30,9 +33,7 @@ _LOOK: Final = 64 << 10
 """Bytes at the end of a journal in which such a note must be: a tag has at most 1,000 reads."""
 
 
-def replay_noted(
-    files: Sequence[SpoolFile], memory_limit: int | None, delayed: ItemsByXid = NONE_DELAYED
-) -> Replay:
+def replay_noted(files: Sequence[SpoolFile]) -> Replay:
     """Return what a queue's files hold, with their notes, as a server loads it.
 
     Items that are not in memory cannot be read from it.
@@ -43,11 +44,10 @@ def replay_noted(
     """
     by_name = {file.name_in_spool: file for file in files}
     state = Replay(
-        memory_limit,
+        MEMORY_LIMIT,
         lambda name, at: JournalReader(
             Path(by_name[name].spool), name, at, open_file=lambda name: open_copy(by_name[name])
         ),
-        delayed=delayed,
     )
     names: list[str] = []
     for file in files:
@@ -69,7 +69,47 @@ def finished_reads(files: Sequence[SpoolFile]) -> frozenset[int]:
     written = [file for file in files if file.size]
     if not written or not _may_end_within_finish(written[-1]):
         return frozenset()
-    return frozenset(replay_noted(files, MEMORY_LIMIT).reserved.unconfirmed)
+    return frozenset(replay_noted(files).reserved.unconfirmed)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDelayed:
+    """The delayed items of a queue, by their due times.
+
+    Attributes:
+        records: their records; the add time of each is when the item is due.
+        places: the file and the position of the note that has the beginning of each.
+        in_line: how many other items the queue has, those of open reads among them.
+    """
+
+    records: list[bytes]
+    places: list[tuple[SpoolFile, int]]
+    in_line: int
+
+
+def delayed_items(files: Sequence[SpoolFile]) -> FoundDelayed:
+    """Return the delayed items of a queue. Arguments and errors are as for `replay_noted`."""
+    queue = replay_noted(files)
+    in_line = queue.items + len(queue.open) - len(queue.reserved.unconfirmed)
+    found = sorted(queue.delayed.snapshot()) if queue.delayed is not None else []
+    places = _places(files) if found else {}
+    records = [record for _, record in found]
+    return FoundDelayed(records, [places[key] for key, _ in found], in_line)
+
+
+def _places(files: Sequence[SpoolFile]) -> dict[int, tuple[SpoolFile, int]]:
+    """Return where each delayed item of a queue begins, by its key in `DelayedItems`."""
+    places = {}
+    for file in files:
+        buffer = open_view(file, begin=0).buffer
+        walk = Walk(buffer, find_records, last=file.last, forgets=False)
+        for batch in walk.batches():
+            for start, end in pairwise((*batch.starts, batch.end)):
+                if is_delayed(buffer, start, end):
+                    key = key_of(decode_delayed(buffer, start, end))
+                    if key is not None:
+                        places[key] = file, start
+    return places
 
 
 def _may_end_within_finish(file: SpoolFile) -> bool:

@@ -97,6 +97,7 @@ class SegmentSummary:
         need: xids assumed to be open.
         absent: xids assumed not to be open.
         assumed_last_xid: assumed last-used xid; None if it does not matter.
+        delays: whether it has notes of delayed items.
     """
 
     adds: int
@@ -113,6 +114,7 @@ class SegmentSummary:
     need: frozenset[int]
     absent: RunSet
     assumed_last_xid: int | None
+    delays: bool = False
 
     def holds(self, start: SegmentStart) -> bool:
         """Whether all its assumptions are true of `start`."""
@@ -157,6 +159,7 @@ class ReplayState:
         last_xid: the last-used xid.
         named: xids of ADD_XID that waiting items still have, by ordinal.
         counter: as in `SegmentStart`.
+        delays: whether there were notes of delayed items.
     """
 
     adds: int = 0
@@ -166,6 +169,7 @@ class ReplayState:
     last_xid: int = 0
     named: Mapping[int, int] = field(default_factory=dict)
     counter: tuple[int | None, Mapping[int, int]] = SAME_XIDS
+    delays: bool = False
 
     def start(self) -> SegmentStart:
         """Return this state in the references of a segment that begins here."""
@@ -192,7 +196,8 @@ class ReplayState:
         named = {self.ordinal(reference): xid for reference, xid in segment.named.items()}
         last_xid = self.last_xid if segment.last_xid is None else segment.last_xid
         adds = self.adds + segment.adds
-        return ReplayState(adds, head, first, reads, last_xid, named, segment.counter)
+        delays = self.delays or segment.delays
+        return ReplayState(adds, head, first, reads, last_xid, named, segment.counter, delays)
 
     def live(self) -> LiveItems:
         """Return what a queue that is loaded in this state holds; open reads are given back."""

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kestrelmq.format.records import ADD_XID, REMOVE, REMOVE_TENTATIVE
+from kestrelmq.format.records import ADD_XID, REMOVE, REMOVE_TENTATIVE, SAVE_XID
 from kestrelmq.journal.replay import CounterXids, apply
 from kestrelmq.spark.replay.segments import (
     SAME_XIDS,
@@ -24,7 +25,9 @@ from kestrelmq.spark.replay.segments import (
     SegmentSummary,
     reference_of,
 )
-from kestrelmq.spark.storage.scanning import Chunk, FileView
+from kestrelmq.spark.storage.scanning import Chunk, FileView, xids_at
+
+_SAVE_XID_SIZE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,14 @@ class RecordRun:
         xids: the records' xids, 0 for a record without one.
         adds_before: for each, the number of adds of this run before it.
         adds: number of adds in the run; ADD_XID and CONTINUE count as adds, too.
+        delays: whether there are notes of delayed items among them.
     """
 
     kinds: NDArray[np.uint8]
     xids: NDArray[np.int32]
     adds_before: NDArray[np.int64]
     adds: int
+    delays: bool = False
 
 
 def record_run(view: FileView, chunk: Chunk) -> RecordRun:
@@ -53,10 +58,11 @@ def record_run(view: FileView, chunk: Chunk) -> RecordRun:
     kinds = chunk.opcodes[indexes]
     xids = np.zeros(len(indexes), dtype=np.int32)
     has_xid = (kinds != REMOVE) & (kinds != REMOVE_TENTATIVE)
-    xids[has_xid] = view.field("<i4", chunk.starts[indexes[has_xid]] + 1)
+    xids[has_xid] = view.field("<i4", xids_at(chunk.part(indexes[has_xid])))
     adds_so_far = np.cumsum(adds)
     before: NDArray[np.int64] = adds_so_far[indexes] - adds[indexes]
-    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0)
+    delays = bool(np.any(chunk.opcodes[chunk.ends - chunk.starts > _SAVE_XID_SIZE] == SAVE_XID))
+    return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0, delays)
 
 
 class Fate(IntEnum):
@@ -161,7 +167,7 @@ class Summariser:
         self._named = dict(start.named) if start else {}
         self._first_xid = start.last_xid if start else last_xid
         self._last_xid = self._first_xid
-        self._absolute = False
+        self._absolute = self._delays = False
         self._counted = False
         at_start = start.open if start else None
         self.open = (
@@ -181,6 +187,7 @@ class Summariser:
     def feed(self, run: RecordRun) -> None:
         """Apply the next run of records."""
         base = self._adds
+        self._delays = self._delays or run.delays
         if not self._remove_all(run):
             for self._index, (kind, xid, before) in enumerate(
                 zip(
@@ -212,6 +219,7 @@ class Summariser:
             need=frozenset(reads.need),
             absent=reads.absent,
             assumed_last_xid=self._first_xid if self._counted else None,
+            delays=self._delays,
         )
 
     def _remove_all(self, run: RecordRun) -> bool:

@@ -11,6 +11,7 @@ may run on it.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Protocol
@@ -30,7 +31,7 @@ from kestrelmq.errors import JournalError, QueuePathLocked
 from kestrelmq.format.names import group_files
 from kestrelmq.spark.sinks import stored_commit
 from kestrelmq.spark.sinks.encoding import EncodedRows, check_columns, encode
-from kestrelmq.spark.sinks.journal_commit import JournalCommit, whole_queues
+from kestrelmq.spark.sinks.journal_commit import JournalCommit
 from kestrelmq.spark.sinks.journal_parts import (
     JournalPart,
     PartWriter,
@@ -46,6 +47,8 @@ from kestrelmq.spark.storage.locations import Location, in_parallel, local_path
 _PATIENCE: Final = 3600.0
 """Seconds that a commit waits for the lock of the queue path: another commit may be large."""
 _PAUSE: Final = 0.05
+_TASK_BITS: Final = 32
+"""A task numbers its delayed items from its own number and so many bits on."""
 
 
 class PartsWritten(WriterCommitMessage):
@@ -97,7 +100,8 @@ class JournalWriter(DataSourceArrowWriter):
         if context is None:
             raise RuntimeError("parts can be written only by a Spark task")
         zone = session_zone()
-        rows = (one for batch in iterator for one in encode(batch, self._now, zone))
+        numbers = count((context.partitionId() << _TASK_BITS) + 1)
+        rows = (one for batch in iterator for one in encode(batch, self._now, zone, numbers))
         task = f"{context.partitionId()}-{context.taskAttemptId()}"
         return PartsWritten(context.partitionId(), self._job.write(task, rows))
 
@@ -142,8 +146,6 @@ class LocalJob:
             }
             directory = DiskDirectory(self._path)
             found = group_files(directory.names())
-            if self._overwrite:
-                ordered = whole_queues(ordered, found)
             commit = JournalCommit(directory, self._work, self._now, overwrite=self._overwrite)
             commit.run(ordered, found)
             write_directories.remove(self._work)
@@ -183,8 +185,6 @@ class StoredJob:
             for place, (queue, mine) in enumerate(parts.items())
         }
         found = files_found(self._path)
-        if self._overwrite:
-            ordered = whole_queues(ordered, found)
         StoredJournalCommit(self._work, self._now, overwrite=self._overwrite).run(ordered, found)
         self._work.delete_tree()
 

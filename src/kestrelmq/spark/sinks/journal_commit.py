@@ -22,10 +22,8 @@ from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.names import (
     QueueFiles,
     QueuePathFiles,
-    delayed_name,
     group_files,
     later_timestamp,
-    master_of_delayed,
     pack_name,
     rotated_name,
 )
@@ -60,13 +58,12 @@ class JournalCommit:
         """Commit the parts of each queue, given in their final order.
 
         Args:
-            parts: of each queue; the delayed items of a queue are a queue of their own here, named
-                as their journal.
+            parts: of each queue.
             found: the files of the queue path, if they have been listed since it was locked.
         """
         found = found or group_files(self._directory.names())
         for queue in sorted(parts):
-            existing = found.of_journal(queue)
+            existing = found.queues.get(queue)
             if existing is None:
                 self._create(queue, parts[queue], self._now)
                 continue
@@ -125,23 +122,6 @@ class JournalCommit:
         self._directory.rename(self._inside(part), name)
         if sync:
             self._directory.sync()
-
-
-def whole_queues(
-    parts: Mapping[str, list[JournalPart]], found: QueuePathFiles
-) -> dict[str, list[JournalPart]]:
-    """Return the parts with which to overwrite whole queues of a queue path with the files `found`.
-
-    A queue of which only delayed items are written has no others afterwards, and the reverse: its
-    other journal gets no parts.
-    """
-    whole = dict(parts)
-    for queue in {master_of_delayed(name) or name for name in parts}:
-        for journal in (queue, delayed_name(queue)):
-            there = found.of_journal(journal)
-            if there is not None and there.files:
-                whole.setdefault(journal, [])
-    return whole
 
 
 def check_tail(view: FileView, shown: str | Path) -> None:

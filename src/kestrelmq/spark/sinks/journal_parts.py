@@ -109,7 +109,7 @@ class PartWriter:
         self,
         part: JournalPart,
         sequences: NDArray[np.int64],
-        offsets: NDArray[np.int32],
+        offsets: NDArray[np.integer],
     ) -> JournalPart:
         entries = np.empty(len(sequences), dtype=_INDEX)
         entries["sequence"] = sequences

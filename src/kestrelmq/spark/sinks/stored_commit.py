@@ -104,15 +104,14 @@ class StoredJournalCommit:
         """Commit the parts of each queue, given in their final order; several queues at once.
 
         Args:
-            parts: of each queue; the delayed items of a queue are a queue of their own here, named
-                as their journal.
+            parts: of each queue.
             found: the files of the queue path.
 
         Raises:
             JournalError: a queue cannot be changed.
             StorageError: the store cannot be reached, or refuses.
         """
-        existing = {queue: found.of_journal(queue) for queue in parts}
+        existing = {queue: found.queues.get(queue) for queue in parts}
         for queue, files in existing.items():
             if files is not None and files.has_current:
                 raise JournalError(
@@ -121,9 +120,8 @@ class StoredJournalCommit:
                 )
         for group in found.queues.values():
             # A killed driver may have left what means nothing in any of them.
-            for files in (group, group.delayed):
-                if files is not None and (files.dead or files.rename):
-                    self._clean_up(files)
+            if group.dead or group.rename:
+                self._clean_up(group)
         if not self._overwrite:
             self._check_ends({queue for queue, files in existing.items() if files is not None})
 
@@ -139,16 +137,14 @@ class StoredJournalCommit:
                 return
             pack = pack_name(queue, timestamp)
             self._place(self._joined(queue, mine), pack)
-            packed = group_files([*files.rotated, pack]).of_journal(queue)
-            assert packed is not None  # noqa: S101 # it has the pack at least
-            self._clean_up(packed)
+            self._clean_up(group_files([*files.rotated, pack]).queues[queue])
 
         in_parallel(commit, sorted(parts))
 
     def _check_ends(self, queues: set[str]) -> None:
         """Check that records may follow the last file of each queue. Raises JournalError."""
         if queues:
-            for files in by_queue(list_files(self._path, delayed=True)):
+            for files in by_queue(list_files(self._path)):
                 if files[0].queue in queues:
                     check_tail(open_view(files[-1]), files[-1].path)
 

@@ -34,11 +34,7 @@ from pyspark.sql.types import (
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.spark.replay.delayed_items import (
-    DelayedJournal,
-    delayed_items,
-    list_with_delayed,
-)
+from kestrelmq.spark.replay.noted_replay import delayed_items
 from kestrelmq.spark.replay.read_plans import (
     FileReadPlan,
     SummaryTask,
@@ -51,7 +47,7 @@ from kestrelmq.spark.replay.segments import SegmentSummary
 from kestrelmq.spark.sources.journal_options import QueueReadOptions, queue_read_options
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.scanning import Chunk, FileView
-from kestrelmq.spark.storage.spool import SpoolFile, by_queue
+from kestrelmq.spark.storage.spool import SpoolFile, by_queue, list_files
 from kestrelmq.spark.tables import (
     SPOOL_COLUMN,
     ColumnMakers,
@@ -79,18 +75,21 @@ DUE_COLUMN: Final = StructType([StructField("due", TimestampType(), nullable=Tru
 
 
 class QueuePartition(InputPartition):
-    """What one task reads: whole queues to replay, the live items of a plan, or delayed items."""
+    """What one task reads: whole queues to replay, the live items of a plan, or delayed items.
+
+    `delayed` are the files of queues that were planned; queues to replay have theirs themselves.
+    """
 
     def __init__(
         self,
         queues: Sequence[Sequence[SpoolFile]] = (),
         planned: Sequence[FileReadPlan] = (),
-        delayed: Sequence[DelayedJournal] = (),
+        delayed: Sequence[Sequence[SpoolFile]] = (),
     ) -> None:
         super().__init__(None)
         self.queues = tuple(tuple(files) for files in queues)
         self.planned = tuple(planned)
-        self.delayed = tuple(delayed)
+        self.delayed = tuple(tuple(files) for files in delayed)
 
 
 class QueueSource(TableSource):
@@ -122,24 +121,22 @@ class QueueSourceReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Divide small queues, and the files with live items of large ones, into partitions."""
         options = self._options
-        files, delayed = list_with_delayed(options.path, delayed=options.delayed)
-        small, large = split_by_size(files, options.direct_bytes)
-        plans = []
+        small, large = split_by_size(list_files(options.path), options.direct_bytes)
+        replayed = []
         if options.mode == "failfast":
-            plans = self._plans(large)
+            replayed = replay_in_parallel(large, summarise_in_processes)
         else:
             for files in large:
                 try:
-                    plans += self._plans([files])
+                    replayed += replay_in_parallel([files], summarise_in_processes)
                 except DamagedJournal:
                     small.append(files)  # the task that reads it tells so
-        shared = divide_by_cost(
-            small, lambda files: sum(file.cost for file in files), options.partition_bytes
-        )
+        plans = [plan for queue in replayed for plan in queue.plans()]
+        shared = divide_by_cost(small, _cost, options.partition_bytes)
         return [
             *(QueuePartition(queues) for queues in shared),
             *self._planned(plans),
-            *self._delayed(delayed),
+            *self._delayed([queue.files for queue in replayed if queue.end.delays]),
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -148,42 +145,39 @@ class QueueSourceReader(DataSourceReader):
             return iter(())
         return columns.coalesce(self._batches(partition), self._options.batch_rows)
 
-    def _plans(self, queues: Sequence[Sequence[SpoolFile]]) -> list[FileReadPlan]:
-        replayed = replay_in_parallel(queues, summarise_in_processes)
-        return [plan for queue in replayed for plan in queue.plans()]
-
     def _planned(self, plans: Sequence[FileReadPlan]) -> list[InputPartition]:
         """Divide planned files into partitions; small files share one."""
         shared = divide_by_cost(plans, lambda plan: plan.file.size, self._options.partition_bytes)
         return [QueuePartition(planned=share) for share in shared]
 
-    def _delayed(self, journals: Sequence[DelayedJournal]) -> list[InputPartition]:
-        """Divide the journals of delayed items into partitions; small ones share one."""
-        shared = divide_by_cost(
-            journals, lambda journal: journal.cost, self._options.partition_bytes
-        )
+    def _delayed(self, queues: Sequence[Sequence[SpoolFile]]) -> list[InputPartition]:
+        """Divide queues whose delayed items are to be read into partitions."""
+        if not self._options.delayed:
+            return []
+        shared = divide_by_cost(queues, _cost, self._options.partition_bytes)
         return [QueuePartition(delayed=share) for share in shared]
 
     def _batches(self, partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         for files in partition.queues:
             try:
-                plans = replay_in_order(files).plans()
+                replayed = replay_in_order(files)
             except DamagedJournal as damage:
                 yield from self._damaged(files[0].queue, files[0].spool, damage)
                 continue
-            for plan in plans:
+            for plan in replayed.plans():
                 yield from self._read_file(plan)
+            if self._options.delayed and replayed.end.delays:
+                yield from self._read_delayed(files)
         for plan in partition.planned:
             yield from self._read_file(plan)
-        for journal in partition.delayed:
-            try:
-                items, in_line = delayed_items(journal)
-            except DamagedJournal as damage:
-                yield from self._damaged(journal.queue, journal.spool, damage)
-                continue
-            for start in range(0, len(items), self._options.batch_rows):
-                some = items[start : start + self._options.batch_rows]
-                yield rows(self._schema, _delayed_makers(journal, some, in_line + start))
+        for files in partition.delayed:
+            yield from self._read_delayed(files)
+
+    def _read_delayed(self, files: Sequence[SpoolFile]) -> Iterator[pa.RecordBatch]:
+        found = delayed_items(files)
+        for start in range(0, len(found.records), self._options.batch_rows):
+            some = found.records[start : start + self._options.batch_rows]
+            yield rows(self._schema, _delayed_makers(files[0], some, found.in_line + start))
 
     def _damaged(self, queue: str, spool: str, damage: DamagedJournal) -> Iterator[pa.RecordBatch]:
         """Raise an error, or yield a row with the position -1 that has it as data, or nothing."""
@@ -251,13 +245,20 @@ def _makers(
     }
 
 
-def _delayed_makers(journal: DelayedJournal, items: Sequence[bytes], first: int) -> ColumnMakers:
-    """Return how to make each column of delayed items, the first of which has position `first`."""
+def _cost(files: Sequence[SpoolFile]) -> int:
+    return sum(file.cost for file in files)
+
+
+def _delayed_makers(file: SpoolFile, items: Sequence[bytes], first: int) -> ColumnMakers:
+    """Return how to make each column of delayed items, the first of which has position `first`.
+
+    `file` is one of their queue.
+    """
     count = len(items)
     due = columns.timestamps(pa.array(map(item_add_time, items), pa.int64()))
     return {
-        "queue": lambda: columns.constant(journal.queue, count),
-        "spool": lambda: columns.constant(journal.spool, count),
+        "queue": lambda: columns.constant(file.queue, count),
+        "spool": lambda: columns.constant(file.spool, count),
         "position": lambda: pa.array(np.arange(first, first + count)),
         "xid": lambda: pa.nulls(count, pa.int32()),
         "add_time": lambda: due,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kestrelmq.format.records import ADD, ADD_XID, ADDX, SAVE_XID, STATE_DUMP
-from kestrelmq.spark.storage.scanning import Chunk, FileView
+from kestrelmq.spark.storage.scanning import Chunk, FileView, xids_at
 
 OPERATIONS: Final = (
     "ADD",
@@ -70,7 +70,7 @@ def xids(view: FileView, chunk: Chunk) -> pa.Array:
     has_xid = chunk.opcodes >= SAVE_XID
     if not has_xid.any():
         return pa.nulls(len(chunk), pa.int32())
-    return _spread(has_xid, view.field("<i4", chunk.starts[has_xid] + 1))
+    return _spread(has_xid, view.field("<i4", xids_at(chunk.part(has_xid))))
 
 
 def sizes(chunk: Chunk) -> pa.Array:

@@ -16,11 +16,13 @@ from kestrelmq.format.records import (
     ADD_XID,
     ADDX,
     CONTINUE,
+    SAVE_XID,
     STATE_DUMP_SIZE,
     Buffer,
 )
 from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
 
+_XID_SIZE: Final = 4
 CHUNK: Final = 16 << 20
 """Bytes scanned at once; a longer record is still read whole."""
 
@@ -44,7 +46,7 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def part(self, wanted: "slice | NDArray[np.bool_]") -> "Chunk":
+    def part(self, wanted: "slice | NDArray[np.bool_] | NDArray[np.int64]") -> "Chunk":
         """Return some of the records."""
         kept = self.starts[wanted], self.ends[wanted], self.opcodes[wanted]
         return Chunk(*kept, self.is_state_dump)
@@ -158,3 +160,8 @@ def _find(buffer: Buffer, position: int, end: int, *, more: bool) -> tuple[Found
 
 def _step(_position: int) -> int:
     return CHUNK
+
+
+def xids_at(chunk: Chunk) -> NDArray[np.int64]:
+    """Return where the xid of each record is; of a whole note it is the last one."""
+    return np.where(chunk.opcodes == SAVE_XID, chunk.ends - _XID_SIZE, chunk.starts + 1)

@@ -127,10 +127,8 @@ class Following:
     missing: frozenset[str]
 
 
-def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile]:
+def list_files(pattern: JournalPath) -> list[SpoolFile]:
     """Return the journal files that `pattern` means; within a queue, in replay order.
-
-    With `delayed`, the journals of delayed items are among them, as those of other queues.
 
     Raises:
         FileNotFoundError: nothing matches.
@@ -142,20 +140,18 @@ def list_files(pattern: JournalPath, *, delayed: bool = False) -> list[SpoolFile
     files: list[SpoolFile] = []
     root = fixed_part(tree, path)
     single: dict[str, list[str]] = {}
-    for found in _matches(tree, path, delayed=delayed):
+    for found in _matches(tree, path):
         absolute = os.path.abspath(found)  # noqa: PTH100 # does not resolve links: names matter
         if tree.is_directory(absolute):
-            files.extend(_files_in(tree, absolute, None, root, delayed=delayed))
+            files.extend(_files_in(tree, absolute, None, root))
         else:
             spool, name = os.path.split(absolute)
             single.setdefault(spool, []).append(name)
     for spool, names in single.items():
-        if not is_glob and (
-            parse_name(names[0]) is None or _is_side_file(names[0], delayed=delayed)
-        ):
+        if not is_glob and parse_name(names[0]) is None:
             shown = tree.shown(path)
             raise FileNotFoundError(f"option 'path': {shown!r} does not have a journal's name")
-        files.extend(_files_in(tree, spool, frozenset(names), root, delayed=delayed))
+        files.extend(_files_in(tree, spool, frozenset(names), root))
     return files
 
 
@@ -192,7 +188,7 @@ def _resolved(place: JournalPath) -> Path:
 def list_spool(spool: JournalPath) -> list[SpoolFile]:
     """Return all journal files of one queue path; `spool` is never taken as a glob."""
     tree, path = tree_of(spool)
-    return list(_files_in(tree, path, None, path, delayed=False))
+    return list(_files_in(tree, path, None, path))
 
 
 def follow(
@@ -259,7 +255,7 @@ def _wanted(tree: FileTree, pattern: str, *, is_required: bool) -> dict[str, set
             wanted[absolute] = None
             continue
         spool, name = os.path.split(absolute)
-        parsed = None if _is_side_file(name, delayed=False) else parse_name(name)
+        parsed = parse_name(name)
         queues = wanted.setdefault(spool, set())
         if parsed is not None and queues is not None:
             queues.add(parsed.queue)
@@ -270,7 +266,7 @@ def _followed_in(
     tree: FileTree, spool: str, only: Collection[str] | None, place: str
 ) -> Iterator[tuple[str, tuple[FollowedFile, ...]]]:
     before = "" if place == "." else f"{place}/"
-    listed = _listed(tree, spool, delayed=False)
+    listed = _listed(tree, spool)
     for queue in group_files(listed).queues.values():
         if only is not None and queue.queue not in only:
             continue
@@ -324,7 +320,7 @@ def by_queue(files: Iterable[SpoolFile]) -> Iterator[list[SpoolFile]]:
         yield list(group)
 
 
-def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str]:
+def _matches(tree: FileTree, pattern: str) -> list[str]:
     """Return the directories and files that `pattern`, a path in `tree`, means.
 
     Raises:
@@ -332,11 +328,7 @@ def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str
     """
     is_glob = is_pattern(tree, pattern)
     matches = tree.glob(pattern) if is_glob else [pattern]
-    paths = [
-        path
-        for path in matches
-        if not (is_glob and _is_side_file(Path(path).name, delayed=delayed))
-    ]
+    paths = [path for path in matches if not (is_glob and TEMPORARY_MARK in Path(path).name)]
     found = [path for path in paths if tree.exists(path)]
     if not found:
         shown = tree.shown(pattern)
@@ -344,22 +336,14 @@ def _matches(tree: FileTree, pattern: str, *, delayed: bool = False) -> list[str
     return found
 
 
-def _is_side_file(name: str, *, delayed: bool) -> bool:
-    """Whether a file is of none of the queues asked for."""
-    return TEMPORARY_MARK in name and not (delayed and parse_name(name) is not None)
-
-
 def _files_in(
     tree: FileTree,
     spool: str,
     only: frozenset[str] | None,
     root: str,
-    *,
-    delayed: bool,
 ) -> Iterator[SpoolFile]:
-    listed = _listed(tree, spool, delayed=delayed)
-    grouped = group_files(listed).queues.values()
-    for queue in (one for files in grouped for one in (files, files.delayed) if one is not None):
+    listed = _listed(tree, spool)
+    for queue in group_files(listed).queues.values():
         names = _names_on_disk(queue)
         for name in names:
             if only is None or name in only:
@@ -367,22 +351,22 @@ def _files_in(
                 yield _described(tree, spool, name, short, queue, listed[name], last=last)
 
 
-def _listed(tree: FileTree, spool: str, *, delayed: bool) -> dict[str, FileStatus]:
+def _listed(tree: FileTree, spool: str) -> dict[str, FileStatus]:
     """Return the files in a queue path, with their status.
 
     While a server renames and deletes files, one listing may miss a file under both its old and
     its new name. So a listing is valid only if a second one finds the same names.
     """
     for _ in range(_LISTINGS):
-        before = _names_in(tree, spool, delayed=delayed)
+        before = _names_in(tree, spool)
         found = tree.statuses(spool, before)
-        if _names_in(tree, spool, delayed=delayed) == before:
+        if _names_in(tree, spool) == before:
             return {name: status for name, status in found.items() if not status.is_directory}
     raise JournalError(f"{tree.shown(spool)}: its files change too fast to be listed")
 
 
-def _names_in(tree: FileTree, spool: str, *, delayed: bool) -> set[str]:
-    return {name for name in tree.names(spool) if not _is_side_file(name, delayed=delayed)}
+def _names_in(tree: FileTree, spool: str) -> set[str]:
+    return {name for name in tree.names(spool) if TEMPORARY_MARK not in name}
 
 
 def _names_on_disk(queue: QueueFiles) -> list[str]:

@@ -89,40 +89,6 @@ def test_others_are_served_while_all_queues_are_flushed(
     assert len(set(seen)) > QUEUES / 4
 
 
-FLUSHES_OF_ONE = [
-    ("memcache", b"flush late\r\n", b"END\r\n"),
-    ("text", b"flush late\n", b"+0\n"),
-]
-
-
-@pytest.mark.usefixtures("short_shares")
-@pytest.mark.parametrize(("protocol", "request_", "end"), FLUSHES_OF_ONE)
-def test_others_are_served_while_many_delayed_items_are_flushed(
-    turning: Turning, protocol: str, request_: bytes, end: bytes
-) -> None:
-    """What they add meanwhile comes after the flush, and stays."""
-    for number in range(20_000):
-        turning.collection.add("late", b"%d" % number, due=YEAR_2101)
-    assert not turning.collection.commits.commit()
-    queue = turning.collection.obtain("late")
-    seen: list[int] = []
-
-    async def scenario() -> None:
-        slow, quick = turning.connect(protocol), turning.connect("memcache")
-        await turning.send(slow, request_)
-        while queue.delayed > len(seen):
-            await turning.send(quick, b"set late/delay=99999999 0 0 3\r\nnew\r\n")
-            await turning.receive(quick, b"STORED\r\n")
-            seen.append(queue.delayed)
-        await turning.receive(slow, end)
-        await turning.hang_up(slow)
-        await turning.hang_up(quick)
-
-    turning.run(scenario())
-    assert len(seen) > 2
-    assert queue.delayed == len(seen)
-
-
 @pytest.mark.parametrize("request_", [b"flush late\r\n", b"flush_all\r\n"])
 def test_a_flush_is_on_disk_when_it_is_answered(tmp_path: Path, request_: bytes) -> None:
     """If the settings ask for that, the delayed items as well as the others."""
@@ -131,9 +97,8 @@ def test_a_flush_is_on_disk_when_it_is_answered(tmp_path: Path, request_: bytes)
         turning.collection.add("late", b"waits")
         turning.collection.add("late", b"is late", due=YEAR_2101)
         assert not turning.collection.commits.commit()
-        journals = [queue.journal for queue in turning.collection.obtain("late").with_companion]
-        for journal in journals:
-            journal.sync()
+        journal = turning.collection.obtain("late").journal
+        journal.sync()
 
         async def scenario() -> None:
             client = turning.connect("memcache")
@@ -142,10 +107,8 @@ def test_a_flush_is_on_disk_when_it_is_answered(tmp_path: Path, request_: bytes)
             await turning.hang_up(client)
 
         turning.run(scenario())
-        assert [journal.unsynced for journal in journals if isinstance(journal, FileJournal)] == [
-            0,
-            0,
-        ]
+        assert isinstance(journal, FileJournal)
+        assert journal.unsynced == 0
 
 
 def test_the_loop_waits_for_no_disk_when_a_queue_is_deleted(

@@ -10,9 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import ConfigError, DamagedJournal
-from kestrelmq.format.notes import joining
+from kestrelmq.format.notes import delayed_notes, joined_note
 from kestrelmq.format.records import (
-    REMOVE_TENTATIVE_RECORD,
     AddX,
     Remove,
     RemoveTentative,
@@ -23,8 +22,7 @@ from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.journal.writer import Dialect
 from kestrelmq.spark.pipelines.pack import PackedQueue, pack
-from kestrelmq.spark.replay.delayed_items import delayed_items, list_with_delayed
-from kestrelmq.spark.replay.noted_replay import replay_noted
+from kestrelmq.spark.replay.noted_replay import delayed_items, replay_noted
 from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.spool import by_queue, list_files
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
@@ -39,10 +37,11 @@ def contents(store: ObjectStore, path: str, scratch: Path) -> Contents:
     """Return what a server loads of the files, and what there is besides items in line."""
     for name in store.names(path):
         write(scratch / name, [], tail=store.get(f"{path}/{name}"))
-    own, companions = list_with_delayed(str(scratch))
-    besides: list[object] = [(one.queue, delayed_items(one)) for one in companions]
-    for files in by_queue(own):
-        state = replay_noted(files, None)
+    besides: list[object] = []
+    for files in by_queue(list_files(str(scratch))):
+        state = replay_noted(files)
+        if state.delayed is not None:
+            besides.append((files[0].queue, state.delayed.in_order()))
         reserved = state.reserved
         besides.append(
             (files[0].queue, sorted(reservations(state.open)), sorted(map(str, reserved.done)))
@@ -56,10 +55,9 @@ def noted_spool(spool: Path) -> None:
     opened = [*adds([b"a", b"b", b"c"]), RemoveTentative(), RemoveTentative()]
     joined, waits = item(NOW, 0, b"joined"), item(NOW + 5, 0, b"waits")
     write(spool / "jobs.1", opened, tail=reserved_note(7, terms, (1, 2), 2))
-    write(spool / "jobs", adds([b"d"]), tail=joining(1, joined, 2) + encode(Remove()))
-    delayed = joined + REMOVE_TENTATIVE_RECORD + waits + REMOVE_TENTATIVE_RECORD
-    write(spool / "jobs~~delayed.3", [], tail=delayed)
-    write(spool / "jobs~~delayed", [])
+    delayed = delayed_notes(1, joined, 2) + delayed_notes(2, waits, 2)
+    write(spool / "jobs.2", [], tail=delayed)
+    write(spool / "jobs", adds([b"d"]), tail=joined_note(1, 2) + joined + encode(Remove()))
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +85,7 @@ def test_the_packed_queues_are_the_same(
     run_pack(store, place, f"s3://bucket/{to}", dialect=dialect)
 
     assert contents(store, to, tmp_path / "after") == expected
-    files = list_files(at(store, to), delayed=True)
+    files = list_files(at(store, to))
     assert max(len(one) for one in by_queue(files)) == 1
     assert {
         name: store.get(f"{tmp_path.name}/before/{name}")
@@ -123,9 +121,8 @@ def test_a_queue_path_with_delayed_items_alone_is_packed(
     store: ObjectStore, tmp_path: Path, place: str
 ) -> None:
     """Where no item waits in line; as `journal pack` does it."""
-    waits = item(NOW, 0, b"waits") + REMOVE_TENTATIVE_RECORD
-    gone = item(NOW, 0, b"gone") + encode(Remove())
-    write(tmp_path / "jobs~~delayed", [], tail=gone + waits)
+    waits, gone = delayed_notes(1, item(NOW, 0, b"waits"), 0), item(NOW, 0, b"gone")
+    write(tmp_path / "jobs", [], tail=gone + encode(Remove()) + waits)
     path, packed = str(tmp_path), str(tmp_path)
     if place == "store":
         path = store.copy(tmp_path, tmp_path.name)
@@ -133,6 +130,7 @@ def test_a_queue_path_with_delayed_items_alone_is_packed(
 
     done = run_pack(store, path, packed if place == "store" else None)
 
-    assert [(one.queue, one.items) for one in done] == [("jobs~~delayed", 1)]
-    [journal] = list_files(located(packed, store.options), delayed=True)
+    assert [(one.queue, one.items) for one in done] == [("jobs", 0)]
+    [journal] = list_files(located(packed, store.options))
     assert journal.size == done[0].after < len(gone + waits)
+    assert delayed_items([journal]).records == [item(NOW, 0, b"waits")]

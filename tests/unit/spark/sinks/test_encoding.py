@@ -4,7 +4,8 @@ import pyarrow as pa
 import pytest
 
 from kestrelmq.errors import InvalidQueueName
-from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, item
+from kestrelmq.format.notes import delayed_notes
+from kestrelmq.format.records import item
 from kestrelmq.spark.sinks.encoding import encode
 
 
@@ -17,7 +18,7 @@ def journals(columns: dict[str, list[object]]) -> dict[str, bytes]:
 
 
 def test_rows_with_a_due_time_are_delayed_items() -> None:
-    """They go to the journal of these, as open reads added at that time; 0 is no time."""
+    """They are in notes, added at that time; 0 is no time."""
     found = journals(
         {
             "queue": ["b", "a", "b", "b", "a"],
@@ -28,11 +29,13 @@ def test_rows_with_a_due_time_are_delayed_items() -> None:
     )
 
     assert found == {
-        "a": item(9, 0, b"2"),
-        "b": item(9, 0, b"4"),
-        "a~~delayed": item(4, 0, b"5") + REMOVE_TENTATIVE_RECORD,
-        "b~~delayed": b"".join(
-            record + REMOVE_TENTATIVE_RECORD for record in (item(5, 0, b"1"), item(6, 7, b"3"))
+        "a": item(9, 0, b"2") + delayed_notes(3, item(4, 0, b"5"), 0),
+        "b": b"".join(
+            (
+                delayed_notes(1, item(5, 0, b"1"), 0),
+                delayed_notes(2, item(6, 7, b"3"), 0),
+                item(9, 0, b"4"),
+            )
         ),
     }
     assert journals({"queue": ["a"], "data": ["x"]}) == {"a": item(9, 0, b"x")}

@@ -9,8 +9,7 @@ import pytest
 
 from kestrelmq.errors import ConfigError, JournalError, StorageError
 from kestrelmq.format.records import AddX, encode
-from kestrelmq.spark.replay import delayed_items
-from kestrelmq.spark.replay.noted_replay import finished_reads
+from kestrelmq.spark.replay.noted_replay import delayed_items, finished_reads
 from kestrelmq.spark.replay.read_plans import live_items, replay_in_order
 from kestrelmq.spark.sources.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.storage.filesystems import JournalPath
@@ -52,12 +51,11 @@ def spool(store: ObjectStore, tmp_path: Path) -> tuple[Path, Location]:
     return tmp_path / "spool", location(store, uri)
 
 
-@pytest.mark.parametrize("delayed", [False, True])
-def test_a_spool_is_listed_as_on_a_disk(spool: tuple[Path, Location], *, delayed: bool) -> None:
+def test_a_spool_is_listed_as_on_a_disk(spool: tuple[Path, Location]) -> None:
     """With the same names, sizes and order; and every file has the same bytes."""
     local, stored = spool
 
-    here, there = list_files(str(local), delayed=delayed), list_files(stored, delayed=delayed)
+    here, there = list_files(str(local)), list_files(stored)
 
     assert told(there) == told(here)
     assert [read(file) for file in there] == [read(file) for file in here]
@@ -320,12 +318,12 @@ def test_delayed_items_and_finished_reads_need_the_notes(
     delayed_spool(tmp_path)
     place = location(store, store.copy(tmp_path, tmp_path.name))
 
-    own, here = delayed_items.list_with_delayed(str(tmp_path))
-    stored, there = delayed_items.list_with_delayed(place)
+    own, stored = (list(by_queue(list_files(path))) for path in (str(tmp_path), place))
 
-    assert [delayed_items.delayed_items(one) for one in there] == [
-        delayed_items.delayed_items(one) for one in here
-    ]
-    assert [finished_reads(files) for files in by_queue(stored)] == [
-        finished_reads(files) for files in by_queue(own)
-    ]
+    assert [_shown(files) for files in stored] == [_shown(files) for files in own]
+    assert [finished_reads(files) for files in stored] == [finished_reads(files) for files in own]
+
+
+def _shown(files: list[SpoolFile]) -> tuple[object, ...]:
+    found = delayed_items(files)
+    return found.records, [(file.name, at) for file, at in found.places], found.in_line
