@@ -158,22 +158,16 @@ class ProducerMarked:
 
 @dataclass(slots=True, init=False)
 class ItemDelayed:
-    """An item of `size` bytes was delayed; if it has a `producer`, `before` was its last mark."""
+    """An item of `size` bytes was delayed."""
 
     delayed: DelayedItems
     key: int
     size: int
-    producer: bytes
-    before: LastMark | None
 
-    def __init__(
-        self, delayed: DelayedItems, key: int, size: int, producer: bytes, before: LastMark | None
-    ) -> None:
+    def __init__(self, delayed: DelayedItems, key: int, size: int) -> None:
         self.delayed = delayed
         self.key = key
         self.size = size
-        self.producer = producer
-        self.before = before
 
 
 @dataclass(slots=True, init=False)
@@ -518,10 +512,8 @@ def _take_back_other(change: Change, backlog: Backlog, reads: OpenReads) -> None
             pass  # it goes with the item
         case ProducerMarked(producer, last):
             backlog.producers.restore(producer, last)
-        case ItemDelayed(delayed, key, size, producer, last):
+        case ItemDelayed(delayed, key, size):
             delayed.take_back(key, size)
-            if producer:
-                backlog.producers.restore(producer, last)
         case ItemJoined(delayed, entry):
             delayed.restore(entry)
         case TermsChanged(reservation, before):

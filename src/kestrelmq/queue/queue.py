@@ -859,14 +859,16 @@ class Queue(Committable):
 
     def _append_marked(self, record: bytes, mark: PutMark) -> None:
         """Append an item that is written with a note before it, of its producer."""
-        size = len(record) - ADDX_HEADER
-        self._append(record, size)
+        self._append(record, len(record) - ADDX_HEADER)
+        self._note_producer(record, mark)
+        self._collect(record)
+
+    def _note_producer(self, record: bytes, mark: PutMark) -> None:
+        """Collect the note that a producer adds an item, which is collected next."""
         producers = self.backlog.producers
         added = producers.now() // 1000
         self._collect(marked(record, mark, added, self.reads.last_xid))
-        before = producers.set(mark, added)
-        self.changes.undo.append(ProducerMarked(mark.producer, before))
-        self._collect(record)
+        self.changes.undo.append(ProducerMarked(mark.producer, producers.set(mark, added)))
 
     # --- delayed items ---
 
@@ -904,18 +906,11 @@ class Queue(Committable):
         if not delayed.has_room(size, self.config.max_memory_size):
             self.refusals.count("memory")
             return False
-        last_xid = self.reads.last_xid
-        number = delayed.last_number + 1
-        records = delayed_notes(number, admitted, last_xid)
-        producer, before = b"", None
         if mark is not None:
-            producers = self.backlog.producers
-            added = producers.now() // 1000
-            records = marked(admitted, mark, added, last_xid) + records
-            producer, before = mark.producer, producers.set(mark, added)
-        self._collect(records)
-        key = delayed.add(number, admitted)
-        self.changes.undo.append(ItemDelayed(delayed, key, size, producer, before))
+            self._note_producer(admitted, mark)
+        number = delayed.last_number + 1
+        self._collect(delayed_notes(number, admitted, self.reads.last_xid))
+        self.changes.undo.append(ItemDelayed(delayed, delayed.add(number, admitted), size))
         self._commits.watch_deadlines(self)
         return True
 

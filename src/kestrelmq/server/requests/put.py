@@ -126,9 +126,8 @@ class PendingPut(PendingRequest):
         if not places:
             self.resume()  # many requests that create queues, or go to many, take several turns
             return
-        context, times = self._context, self._times
-        added = times.due or context.turns.clock.now()
-        expiry = context.collection.limited_expiry(self._name, added, times.expiry)
+        added = self._times.due or context.turns.clock.now()
+        expiry = context.collection.limited_expiry(name, added, self._times.expiry)
 
         def copy(pause: Pause) -> None:
             for place in places:
