@@ -72,6 +72,10 @@ class PatternRefused(KestrelError):  # noqa: N818
     """A regular expression to search for that is none, or takes too long."""
 
 
+class PlaceRefused(KestrelError):  # noqa: N818
+    """A place in a queue that is none, or is not any more: the queue was loaded or made anew."""
+
+
 class InvalidQueueName(KestrelError, ValueError):  # noqa: N818
     """A name that is not allowed for a queue."""
 

@@ -47,9 +47,49 @@ def test_items_are_shown_from_an_offset_and_stay(server: ServerProcess, queue: s
         assert first.split()[:2] == [b"ITEM", b"2000"]
         assert (first.split()[3:], data) == ([b"0", b"10"], b"item 2000!")
         assert rest[-3:] == [b"NEXT 2002", b"END", b""]
-        wire.ask(b"browse %b %d 5\r\n" % (queue.encode(), COUNT), b"END\r\n")
+        end = wire.ask_until(b"browse %b %d 5\r\n" % (queue.encode(), COUNT), b"END\r\n")
+        assert [line.split()[:1] for line in end.splitlines()] == [[b"PLACE"], [b"END"]]
         assert stats(wire, queue)["items"] == before
         wire.ask(b"get %b/peek\r\n" % queue.encode(), value(queue, "item 0!") + b"END\r\n")
+
+
+@pytest.mark.parametrize("queue", ["memory", "disk"])
+def test_a_place_stays_whatever_is_read_and_added(tmp_path: Path, queue: str) -> None:
+    """Each item that stays is seen once; after a restart there are other places."""
+    with running_server(tmp_path, config=CONFIG) as server, Client(server.address) as client:
+        client.put_many(queue, [b"%d" % number for number in range(100)])
+        found: list[bytes] = []
+        page = next(iter(client.browse(queue, count=0).values()))
+        while True:
+            page = client.browse(queue, count=7, place=page.place)[server.address]
+            found += [item.data for item in page.items]
+            if page.next_offset is None:
+                break
+            assert client.get(queue) is not None
+            with pytest.raises(ValueError), client.reserve(queue):  # noqa: PT011
+                raise ValueError
+            client.put(queue, b"late")
+        begun = found.index(b"99") + 1
+        assert found[:begun] == [b"%d" % number for number in range(100)]
+        assert set(found[begun:]) == {b"late"}
+        assert len(found) == 100 + (len(found) - begun)
+        admin = Admin(server)
+        items = f"/api/v1/queues/{queue}/items"
+        shown = admin.get(f"{items}?limit=3&offset=2").json
+        client.get(queue)
+        (item,) = admin.get(f"{items}?limit=1&place={shown['place']}").json["items"]
+        assert (
+            base64.b64decode(item["data"])
+            == client.browse(queue, 4, 1)[server.address].items[0].data
+        )
+        client.put_many(queue, [b"x", b"yy x"])
+        text = client.browse(queue, text="x", count=1, place=page.place)[server.address]
+        assert [one.data for one in text.items] == [b"x"]
+        server.restart()
+        with pytest.raises(ServerRefused, match="is no place of queue"):
+            client.browse(queue, place=page.place)
+        reply = admin.get(f"{items}?place={shown['place']}")
+        assert (reply.status, reply.code) == (409, "place_refused")
 
 
 @pytest.mark.parametrize("queue", ["memory", "disk"])

@@ -20,6 +20,7 @@ from kestrelmq.errors import (
     KestrelError,
     NoDeadLetterQueue,
     PatternRefused,
+    PlaceRefused,
     QueueUnavailable,
     TagRefused,
 )
@@ -61,6 +62,7 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (InvalidQueueName, 400, "invalid_queue_name"),
     (RemoteAdminRefused, 403, "remote_admin_refused"),
     (PatternRefused, 400, "invalid_pattern"),
+    (PlaceRefused, 409, "place_refused"),
     (TagRefused, 409, "tag_refused"),
     (NoDeadLetterQueue, 409, "no_dead_letter_queue"),
     (ClientForbidden, 403, "client_not_allowed"),

@@ -38,6 +38,7 @@ from kestrelmq.format.records import (
 from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal import open_read
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.browsing import parse_place, place_text
 from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Search
 from kestrelmq.server.clients import holders
@@ -59,7 +60,7 @@ async def peek_items(call: Call) -> Answer:
     """Show items of a queue, or search them, without removing them.
 
     The items may be in memory or on disk. What is read or added meanwhile may move them by some
-    places. To see all, go on from `next_offset` until that is null.
+    places. To see all, go on from `next_offset` until that is null; to see each once, from `place`.
     """
     query = call.query(PeekQuery)
     queue = call.queue()
@@ -70,13 +71,15 @@ async def peek_items(call: Call) -> Answer:
     elif query.pattern is not None:
         search = Search(query.pattern.encode(), is_pattern=True)
     browser = call.admin.context.browser
-    looking = browser.page(queue, query.offset, query.limit, search, query.max_bytes)
+    start = None if query.place is None else parse_place(queue, query.place)
+    looking = browser.page(queue, query.offset, query.limit, search, query.max_bytes, start)
     page = await (looking if search is None else call.while_connected(looking))
     return Answer(
         PeekAnswer(
             total=page.total,
             items=[_peeked(place, record, query.max_bytes) for place, record in page.items],
             next_offset=page.next_offset,
+            place=place_text(queue, page.behind),
         )
     )
 

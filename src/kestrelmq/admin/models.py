@@ -62,6 +62,8 @@ class PeekQuery(_Model):
 
     offset: Annotated[int, Field(ge=0, le=1 << 53)] = 0
     """How many items to pass over, from the head."""
+    place: Annotated[str, Field(min_length=1, max_length=40)] | None = None
+    """Where to begin instead: the `place` of an earlier page, whatever was read or added since."""
     limit: Annotated[int, Field(ge=1, le=MAX_PEEK)] = 20
     """How many items to return at most."""
     text: Annotated[str, Field(min_length=1, max_length=MAX_SEARCH)] | None = None
@@ -460,6 +462,8 @@ class PeekAnswer(_Model):
     search looks at a part of the queue only."""
     next_offset: int | None
     """The offset to go on from; null at the end of the queue."""
+    place: str
+    """The place behind these items, to go on from, as long as the queue stays loaded."""
 
 
 class OpenRead(_Model):

@@ -111,7 +111,7 @@ def _found_items(
                 if left == 0 or page.next_offset is None:
                     break
                 following = one.browse(
-                    queue, page.next_offset, _page(left), text=text, pattern=pattern
+                    queue, count=_page(left), text=text, pattern=pattern, place=page.place
                 )
                 if server not in following:
                     break  # the queue was deleted

@@ -535,20 +535,24 @@ class BrowsedPage:
     Attributes:
         items: the items, in order.
         next_offset: the offset to go on from; None at the end of the queue.
+        place: the place behind the items, to go on from; whatever was read or added meanwhile, each
+            item is seen once. It is of use only while the queue stays loaded.
     """
 
     items: list[BrowsedItem]
     next_offset: int | None
+    place: str = ""
 
 
 def browse(
-    queue: bytes, offset: int, count: int, search: bytes, *, is_pattern: bool
+    queue: bytes, offset: int | str, count: int, search: bytes = b"", *, is_pattern: bool = False
 ) -> Command[BrowsedPage | None]:
-    """Look at items from `offset` on, perhaps only at those that match; None: no such queue."""
+    """Look at items from an offset or a place on, perhaps those that match; None: no such queue."""
 
     def read() -> Reading[BrowsedPage | None]:
         items: list[BrowsedItem] = []
         next_offset: int | None = None
+        place = ""
         while not isinstance(reply := (yield), wire.EndOfList):
             if reply == wire.Line("NOT_FOUND"):
                 return None
@@ -556,9 +560,11 @@ def browse(
                 items.append(_browsed(reply))
             elif isinstance(reply, wire.Line) and reply.text.startswith("NEXT "):
                 next_offset = _number(reply, reply.text.removeprefix("NEXT "))
+            elif isinstance(reply, wire.Line) and reply.text.startswith("PLACE "):
+                place = reply.text.removeprefix("PLACE ")
             else:
                 _unexpected(reply)
-        return BrowsedPage(items, next_offset)
+        return BrowsedPage(items, next_offset, place)
 
     request = wire.browse_request(queue, offset, count, search, is_pattern=is_pattern)
     return Command(request, read)

@@ -17,10 +17,10 @@ _BATCH_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExportPlace:
-    """Where an export goes on: at an offset of the queue of the first of these servers."""
+    """Where an export goes on: at a place of the queue of the first of these servers."""
 
     servers: tuple[Address, ...]
-    offset: int = 0
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1078,6 +1078,8 @@ class Planner:
         *,
         text: str | bytes | None = None,
         pattern: str | bytes | None = None,
+        place: str | None = None,
+        server: str | None = None,
     ) -> Plan[dict[str, BrowsedPage]]:
         """Look at items from `offset` on, in memory or on disk, and leave them in the queue.
 
@@ -1087,6 +1089,9 @@ class Planner:
             count: the most items to return; a server returns fewer if they are large.
             text: only items that contain this.
             pattern: only items that have a match of this regular expression (of Python, on bytes).
+            place: where to begin instead of `offset`: the `place` of an earlier page. It is of one
+                server, so with several give that.
+            server: the server to ask; by default all.
 
         Returns:
             What each server that has the queue found. One search looks at a part of the queue only,
@@ -1094,15 +1099,20 @@ class Planner:
 
         Raises:
             InvalidRequest: both `text` and `pattern` are given, or one is empty or too long.
+            ServerRefused: the queue was loaded anew since it had that place.
         """
         wanted = pattern if text is None else text
         if (text is not None and pattern is not None) or wanted in ("", b""):
             raise InvalidRequest("give either a text or a pattern, and not an empty one")
         search = b"" if wanted is None else commands.checked_bytes(wanted, "what to search for")
-        command = commands.browse(
-            commands.checked_queue(queue), offset, count, search, is_pattern=text is None
-        )
-        return (yield from self._where_it_is(command))
+        begin = offset if place is None else place
+        name = commands.checked_queue(queue)
+        command = commands.browse(name, begin, count, search, is_pattern=text is None)
+        if server is None and place is None:
+            return (yield from self._where_it_is(command))
+        only = self._server(server)
+        page = yield RunStep(only, command)
+        return {} if page is None else {str(only): page}
 
     def move(self, queue: str, target: str, count: int | None = None) -> Plan[dict[str, Moved]]:
         """Move the first `count` items of a queue, or all that wait, to another, on every server.
@@ -1149,16 +1159,16 @@ class Planner:
         """
         name = commands.checked_queue(queue)
         here = place or ExportPlace(tuple(self._all_servers()))
-        command = commands.browse(name, here.offset, EXPORTED_AT_ONCE, b"", is_pattern=False)
+        command = commands.browse(name, here.place or 0, EXPORTED_AT_ONCE)
         page = yield RunStep(here.servers[0], command)
         others = here.servers[1:]
         following = ExportPlace(others) if others else None
         if page is None:
-            if here.offset:
+            if here.place:
                 raise ServerRefused(f"queue {queue} was deleted before all of it was exported")
             return ExportPage([], following)
         if page.next_offset is not None:
-            following = ExportPlace(here.servers, page.next_offset)
+            following = ExportPlace(here.servers, page.place)
         return ExportPage([commands.export_line(queue, one) for one in page.items], following)
 
     def import_items(self, lines: Iterable[str | bytes], *, queue: str | None = None) -> Plan[int]:

@@ -19,6 +19,7 @@ class Browse:
         count: the most items to return.
         search: what the items must contain; empty for anything.
         is_pattern: whether `search` is a regular expression.
+        place: the place to begin at, which an earlier page ended with; empty for `offset`.
     """
 
     queue: str
@@ -26,6 +27,7 @@ class Browse:
     count: int
     search: bytes = b""
     is_pattern: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ To add a command, write its request class, a method of `Parser` and a line in `_
 it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
 `managing` and `reserving` have the requests that thrift, text or HTTP have, too:
 
-    browse Q OFFSET COUNT [text=TEXT | pattern=PATTERN]     percent-encoded
+    browse Q OFFSET|from=PLACE COUNT [text=TEXT | pattern=PATTERN]     percent-encoded
     move Q TARGET [COUNT]
     copy Q TARGET [COUNT]
     redrive Q [TARGET]
@@ -654,15 +654,18 @@ class Parser:
             reason = "browse takes a queue, an offset, a count, and perhaps text= or pattern="
             raise ClientFault(reason, closes=False)
         name = self._queue(words[0])
+        place = ""
+        if words[1].startswith(b"from="):
+            place, words[1] = _text({b"from": words[1].removeprefix(b"from=")}, b"from"), b"0"
         offset, most = _count(words[1], "browse"), _count(words[2], "browse")
         if len(words) == 3:
-            return Browse(name, offset, most)
+            return Browse(name, offset, most, place=place)
         kind, _, encoded = words[3].partition(b"=")
         search = unquote_to_bytes(encoded)
         if kind not in {b"text", b"pattern"} or not 0 < len(search) <= MAX_SEARCH:
             reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
             raise ClientFault(reason, closes=False)
-        return Browse(name, offset, most, search, is_pattern=kind == b"pattern")
+        return Browse(name, offset, most, search, kind == b"pattern", place)
 
     def _move(self, words: list[bytes]) -> Move:
         return self._transfer(words, "move", copies=False)

@@ -267,12 +267,16 @@ def confirm_request(queue: bytes, count: int) -> bytes:
 
 
 def browse_request(
-    queue: bytes, offset: int, count: int, search: bytes = b"", *, is_pattern: bool = False
+    queue: bytes, offset: int | str, count: int, search: bytes = b"", *, is_pattern: bool = False
 ) -> bytes:
-    """Return the request for `count` items from `offset` on, perhaps only those that match."""
-    request = b"browse %b %d %d" % (
+    """Return the request for `count` items from an offset or a place on, perhaps some of them."""
+    if isinstance(offset, str):
+        begin = b"from=%b" % _encoded(offset, "a place")
+    else:
+        begin = b"%d" % _number(offset, "an offset")
+    request = b"browse %b %b %d" % (
         _queue(queue),
-        _number(offset, "an offset"),
+        begin,
         _number(count, "a number of items"),
     )
     if len(search) > MAX_SEARCH:

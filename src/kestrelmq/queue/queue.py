@@ -191,6 +191,7 @@ class Queue(Committable):
         create_time: when it was created (ms), as far as its files can tell.
         restricted: whether only some clients may use it.
         histograms: how long its operations took; managed by `metrics`.
+        browsed_as: a random number that the places of its items begin with; managed by `browsing`.
         failure: why the last attempt to write the journal failed; None if it succeeded.
         refusals: how many requests were refused, by reason.
         get_hits, get_misses, discarded, expired_items, dead_lettered, redelivered, total_flushes,
@@ -257,6 +258,7 @@ class Queue(Committable):
         self.children: tuple[Queue, ...] = ()
         self.targets: tuple[Queue, ...] = (self,)
         self.histograms: object = None
+        self.browsed_as = 0
         self.create_time = clock.now() if created is None else created
         self.failure: JournalError | None = None
         self.refusals = Refusals(name, clock)

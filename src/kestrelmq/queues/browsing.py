@@ -6,11 +6,13 @@ the owner's thread sees that afterwards (`is_current`), and makes another view (
 a look after the other at a whole queue; each goes on reading where the last one ended.
 """
 
+import os
+import re
 import time
 from collections.abc import Callable, Generator
 from typing import Final
 
-from kestrelmq.errors import JournalError, QueueUnavailable
+from kestrelmq.errors import JournalError, PlaceRefused, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, Item, item_size
 from kestrelmq.journal.reader import JournalReader, too_few_items
 from kestrelmq.journal.writer import FileJournal
@@ -26,6 +28,7 @@ _TOURED_ITEMS: Final = 10_000
 """The most items of each look of a tour; finding a place among very many items takes time."""
 _TOURED_BYTES: Final = 1 << 20
 """After so many bytes of data, a look of a tour ends."""
+_PLACE: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _TRIES: Final = 5
 """How often files may be replaced while they are read."""
 
@@ -203,6 +206,8 @@ class Look:
     Attributes:
         total: how many items waited, once `views` has ended; likewise:
         records: the items' records, in order.
+        offset: how many items were passed over.
+        behind: the place behind the last of the items.
     """
 
     def __init__(
@@ -212,12 +217,16 @@ class Look:
         most: int,
         most_bytes: int,
         cursor: Cursor | None = None,
+        *,
+        place: int | None = None,
     ) -> None:
-        """Prepare to look; the parameters are those of `View`."""
-        self.total = 0
+        """Prepare to look, perhaps from a place on; the other parameters are those of `View`."""
+        self.total = self.behind = 0
         self.records: list[Item] = []
+        self.offset = offset
         self._queue = queue
-        self._part = (offset, most, most_bytes, cursor)
+        self._part = (most, most_bytes, cursor)
+        self._place = place
 
     def views(self) -> Generator[View, None, None]:
         """Yield views; have each loaded before the next. To be run in the owner's thread.
@@ -229,7 +238,10 @@ class Look:
         for _ in range(_TRIES):
             if queue.is_closed:
                 break
-            view = View(queue, *self._part)
+            if self._place is not None:
+                self.offset = max(0, self._place - first_place(queue))
+            behind = first_place(queue) + min(self.offset, len(queue))
+            view = View(queue, self.offset, *self._part)
             try:
                 yield view
             finally:
@@ -239,6 +251,7 @@ class Look:
                     reason = f"queue {queue.name} cannot be read: {view.failure}"
                     raise QueueUnavailable(reason)
                 self.total, self.records = view.total, view.records
+                self.behind = behind + len(view.records)
                 return
         raise QueueUnavailable(f"queue {queue.name}: its journal is being rewritten; try again")
 
@@ -285,6 +298,21 @@ class Tour:
 def first_place(queue: Queue) -> int:
     """Return the place of the head of a queue."""
     return queue.backlog.total_items - len(queue)
+
+
+def place_text(queue: Queue, place: int) -> str:
+    """Return a place as clients know it; it is of use only while the queue stays loaded."""
+    if not queue.browsed_as:
+        queue.browsed_as = int.from_bytes(os.urandom(6)) + 1
+    return f"{queue.browsed_as:x}:{place}"
+
+
+def parse_place(queue: Queue, text: str) -> int:
+    """Return the place that a text means. Raises PlaceRefused."""
+    run, _, number = text.partition(":")
+    if not queue.browsed_as or run != f"{queue.browsed_as:x}" or not _PLACE.fullmatch(number):
+        raise PlaceRefused(f"{text!r:.60} is no place of queue {queue.name}: begin at its head")
+    return int(number)
 
 
 def _state(queue: Queue) -> tuple[object, ...]:

@@ -64,11 +64,13 @@ class Page:
         total: how many items waited.
         items: the items, each with its place in the queue; 0 is the head.
         next_offset: where to go on; None at the end of the queue.
+        behind: the place behind what was looked at, which stays the same whatever is read or added.
     """
 
     total: int
     items: list[tuple[int, Item]]
     next_offset: int | None
+    behind: int = 0
 
 
 def places_of(pattern: bytes, items: Sequence[bytes], begun: Begun = id) -> list[int]:
@@ -129,6 +131,8 @@ def page_of(
     places: Sequence[int],
     count: int,
     shown: int = sys.maxsize,
+    *,
+    behind: int = 0,
 ) -> Page:
     """Return a page of those `records` whose numbers are in `places`.
 
@@ -139,6 +143,7 @@ def page_of(
         places: which of them are wanted.
         count: the most items of the page.
         shown: how many bytes of each item are of use to the caller.
+        behind: the place behind the last of `records`.
     """
     items: list[tuple[int, Item]] = []
     size, passed = 0, len(records)
@@ -149,4 +154,5 @@ def page_of(
         items.append((offset + place, records[place]))
         size += min(item_size(records[place]), shown)
     end = offset + passed
-    return Page(total, items, end if passed and end < total else None)
+    more = end if passed and end < total else None
+    return Page(total, items, more, behind - len(records) + passed)

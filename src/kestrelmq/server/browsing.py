@@ -7,7 +7,7 @@ others are served meanwhile.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing
 from subprocess import Popen
 from typing import Final, TypeVar
@@ -49,10 +49,11 @@ class Browser:
         count: int,
         search: Search | None = None,
         shown: int = sys.maxsize,
+        place: int | None = None,
     ) -> Page:
         """Return some items from `offset` on; with `search`, only those that match.
 
-        What is read or added meanwhile may move items by some places.
+        What is read or added meanwhile may move items by some offsets, but not from their places.
 
         Args:
             queue: the queue.
@@ -60,6 +61,7 @@ class Browser:
             count: the most items to return.
             search: what the items must have; None for anything.
             shown: how many bytes of each item are of use to the caller.
+            place: where to begin instead of `offset`.
 
         Raises:
             QueueUnavailable: the items cannot be read.
@@ -67,26 +69,26 @@ class Browser:
             PatternRefused: the regular expression cannot be used.
         """
         if search is None:
-            total, records = await self._read(queue, offset, count)
-            return page_of(total, offset, records, range(len(records)), count, shown)
+            look = await self._look(queue, offset, count, place=place)
+            everything = range(len(look.records))
+            return _page_of(look, everything, count, shown)
         if self._searches > MAX_SEARCHES:
             raise TooManySearches("too many searches; try again later")
         self._searches += 1
         try:
             async with self._searching:
-                total, records = await self._read(queue, offset, SEARCHED_ITEMS)
+                look = await self._look(queue, offset, SEARCHED_ITEMS, place=place)
                 ending = _Ending()
                 places = await _in_thread(
-                    lambda: matches(search, records, ending.begun), ending.end
+                    lambda: matches(search, look.records, ending.begun), ending.end
                 )
-                return page_of(total, offset, records, places, count, shown)
+                return _page_of(look, places, count, shown)
         finally:
             self._searches -= 1
 
     async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[Item]:
         """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
-        _, records = await self._read(queue, offset, most, most_bytes)
-        return records
+        return (await self._look(queue, offset, most, most_bytes)).records
 
     async def parts(self, queue: Queue) -> AsyncGenerator[list[Item], None]:
         """Yield the records of all items that wait, some at a time. Raises QueueUnavailable."""
@@ -95,13 +97,18 @@ class Browser:
                 await self._load(look)
                 yield look.records
 
-    async def _read(
-        self, queue: Queue, offset: int, most: int, most_bytes: int = READ_BYTES
-    ) -> tuple[int, list[Item]]:
-        """Return how many items wait, and the records of some."""
-        look = Look(queue, offset, most, most_bytes)
+    async def _look(
+        self,
+        queue: Queue,
+        offset: int,
+        most: int,
+        most_bytes: int = READ_BYTES,
+        place: int | None = None,
+    ) -> Look:
+        """Look at some items."""
+        look = Look(queue, offset, most, most_bytes, place=place)
         await self._load(look)
-        return look.total, look.records
+        return look
 
     async def _load(self, look: Look) -> None:
         with closing(look.views()) as views:
@@ -111,6 +118,10 @@ class Browser:
                     continue
                 async with self._reading:
                     await _in_thread(view.load)
+
+
+def _page_of(look: Look, places: Sequence[int], count: int, shown: int) -> Page:
+    return page_of(look.total, look.offset, look.records, places, count, shown, behind=look.behind)
 
 
 class _Ending:

@@ -25,6 +25,7 @@ from kestrelmq.protocol.managing import (
     Shutdown,
 )
 from kestrelmq.queue.paused import Paused
+from kestrelmq.queues.browsing import parse_place, place_text
 from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Page, Search
 from kestrelmq.server.browsing import MAX_COUNT
@@ -33,8 +34,8 @@ from kestrelmq.server.context import NO_ROOM_TO_SEND, OutOfMemory, ServerContext
 from kestrelmq.server.requests import changes, moving
 from kestrelmq.server.server_actions import Action
 
-ManageAnswer: TypeAlias = Page | Moved | int | None
-"""The answer to a request; a number of items, or None, says that it is done."""
+ManageAnswer: TypeAlias = tuple[Page, str] | Moved | int | None
+"""The answer to a request: a page and the place behind it; a number, or None, if it is done."""
 _ACTIONS: Final[dict[type[object], Action]] = {
     SetStatus: "status",
     Reload: "reload",
@@ -111,7 +112,7 @@ def check_action(context: ServerContext, request: object, by: Connection) -> Non
         context.actions.check(action, by.protocol, by.peer)
 
 
-async def _browse(context: ServerContext, request: Browse) -> Page:
+async def _browse(context: ServerContext, request: Browse) -> tuple[Page, str]:
     context.check_readable()
     context.check_client(request.queue, write=False)
     if not context.status.has_memory:
@@ -120,7 +121,11 @@ async def _browse(context: ServerContext, request: Browse) -> Page:
     if queue is None:
         raise QueueNotFound(request.queue)
     search = Search(request.search, request.is_pattern) if request.search else None
-    return await context.browser.page(queue, request.offset, min(request.count, MAX_COUNT), search)
+    start = parse_place(queue, request.place) if request.place else None
+    page = await context.browser.page(
+        queue, request.offset, min(request.count, MAX_COUNT), search, place=start
+    )
+    return page, place_text(queue, page.behind)
 
 
 async def _move(context: ServerContext, request: Move) -> Moved:

@@ -107,8 +107,8 @@ def _serve_server(context: ServerContext, connection: Connection, request: Reque
 def _managed(context: ServerContext, request: Manage, answer: ManageAnswer) -> Sequence[Part]:
     """Return the reply to a request about queues."""
     match answer:
-        case Page():
-            return _page(answer)
+        case (Page() as page, str(place)):
+            return _page(page, place)
         case Moved(count, stopped):
             word = b"COPIED" if isinstance(request, Move) and request.copies else b"MOVED"
             return (word + b" " + memcache.line(f"{count} {stopped or ''}"),)
@@ -123,14 +123,15 @@ def _managed(context: ServerContext, request: Manage, answer: ManageAnswer) -> S
     return (END,)
 
 
-def _page(page: Page) -> Sequence[Part]:
+def _page(page: Page, place: str) -> Sequence[Part]:
     """Return the reply to `browse`."""
     parts: list[Part] = []
-    for place, record in page.items:
+    for offset, record in page.items:
         data = data_of(record_of(record))
         letter = dead_letter(record)
         words = b"" if letter is None else memcache.letter_words(*letter, item_deliveries(record))
-        parts += memcache.browsed_parts(place, item_times(record), data, words)
+        parts += memcache.browsed_parts(offset, item_times(record), data, words)
+    parts.append(memcache.line(f"PLACE {place}"))
     if page.next_offset is not None:
         parts.append(b"NEXT %d\r\n" % page.next_offset)
     parts.append(END)

@@ -11,6 +11,7 @@ from kestrelmq.errors import (
     NoDeadLetterQueue,
     NotSynced,
     PatternRefused,
+    PlaceRefused,
     TagRefused,
 )
 from kestrelmq.format.records import record_of
@@ -33,6 +34,7 @@ _CLIENT_FAULTS: Final = (
     InvalidDeclaration,
     NoDeadLetterQueue,
     PatternRefused,
+    PlaceRefused,
     TagRefused,
 )
 
