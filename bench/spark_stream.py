@@ -2,15 +2,13 @@
 
     python -m bench.spark_stream --items 200000 --size 1024
 
-One server holds the items. All of them are read in three ways. Each is timed from when it is ready
+One server holds the items. All of them are read in two ways. Each is timed from when it is ready
 (the session warmed up, the first batch of the stream finished) until the last item is confirmed:
 
 - a stream: `kestrel` with AvailableNow to a sink that drops the rows;
-- the reads of the stream's tasks without Spark: staged and confirmed in one process;
 - a consumer, `Client.consume`: one open read at a time, confirmed when the next is requested.
 
-The consumer does least, because it stores nothing. The second way costs more because of the
-staging, and the stream costs still more because of Spark.
+The consumer does least; the stream costs more because of Spark.
 """
 
 import argparse
@@ -24,10 +22,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.clock import SystemClock
-from kestrelmq.spark.live.server_reads import ServerAccess, TaggedReads
-from kestrelmq.spark.live.shares import PartitionShare
-from kestrelmq.spark.live.staging import Staging
 from kestrelmq.spark.session import local_session, start_query
 from tests.support.server import running_server
 
@@ -47,30 +41,11 @@ def fill(address: str, items: int, size: int) -> None:
 def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> int:
     """Read all items with a stream; return the number of its rows."""
     reader = spark.readStream.format("kestrel").options(servers=address, queue=QUEUE)
-    reader = reader.option("staging_location", str(scratch / "staging"))
-    rows = reader.option("max_items_per_batch", str(per_batch)).load()
+    rows = reader.option("maxItemsPerTrigger", str(per_batch)).load()
     writer = rows.writeStream.format("noop").trigger(availableNow=True)
     query = start_query(writer.option("checkpointLocation", str(scratch / "checkpoint")))
     query.awaitTermination()
     return sum(progress["numInputRows"] for progress in query.recentProgress)
-
-
-def stage_alone(address: str, scratch: Path, per_batch: int) -> int:
-    """Read all items as the tasks of a stream do, in this process; return their number."""
-    staging = Staging(scratch / "alone")
-    staging.identity()
-    total, epoch = 0, 1
-    access = ServerAccess(address)
-    while True:
-        share = PartitionShare(address, per_batch, 128 << 20, queues=((QUEUE, None),))
-        parts = staging.read(
-            epoch, 0, share, lambda: TaggedReads(access, "bench", 600.0), SystemClock()
-        )
-        found = sum(part.items for part in parts)
-        staging.commit(epoch)
-        if not found:
-            return total
-        total, epoch = total + found, epoch + 1
 
 
 def consume(address: str, items: int) -> int:
@@ -116,8 +91,6 @@ def main() -> None:
             print(f"{items} items of {size} bytes, {arguments.batch} in a batch", flush=True)
             fill(address, items, size)
             timed("Spark stream", size, lambda: stream(spark, address, scratch, arguments.batch))
-            fill(address, items, size)
-            timed("staged, in one process", size, lambda: stage_alone(address, scratch, items))
             alone = min(items, CONSUMED_AT_MOST)
             fill(address, alone, size)
             timed("consumer, one process", size, lambda: consume(address, alone))

@@ -58,7 +58,6 @@ UNSEEN = {
     ),
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
     "journal/loading.py _rotate: directory.sync()": FOLLOWER,
-    "spark/pipelines/archive.py _check_same_queues: rename_durably(unfinished, staging)": TASKS,
 }
 UNSEEN_IN = {
     "disk/directories.py Disk": DISK,
@@ -71,7 +70,6 @@ UNSEEN_IN = {
     "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/live/dead_letters.py": TASKS,
     "spark/sources/journal_parts.py": TASKS,
-    "spark/live/staging.py": TASKS,
 }
 """The same for all that begins so."""
 ENDED = "only the second rename makes another file the last one, and it comes after both"

@@ -564,7 +564,7 @@ def test_arguments_may_be_any_bytes(client: Client, server: ServerProcess) -> No
         (["put", "a b", "--lines"], "whitespace"),
         (["put", "work", "x", "--producer", "p"], "go together"),
         (["put", "work", "x", "--producer", os.fsdecode(b"\xff"), "--sequence", "1"], "is UTF-8"),
-        (["reserve", "work", "--lease", "0"], "a lease is more than 0"),
+        (["extend-owner", "worker", "0"], "a lease is more than 0"),
         (["reserve", "work", "--lease", "1", "--tag", os.fsdecode(b"\xff:1:1")], "a tag cannot be"),
         (["finish", "work"], "finish takes either reads, or a tag\n"),
         (["extend", "work", "1s"], "extend takes either reads, or a tag\n"),

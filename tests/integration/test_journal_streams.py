@@ -174,7 +174,7 @@ def test_a_deleted_queue_leaves_the_offset(
 def newest_offset(root: Path) -> set[str]:
     """Return the queues in the last offset that was logged."""
     offsets = (root / "checkpoint" / "offsets").glob("*[0-9]")
-    end = json.loads(max(offsets).read_text())[1]
+    end = json.loads(max(offsets).read_text().splitlines()[2])
     return {queue for queues in end["spools"].values() for queue in queues}
 
 

@@ -7,25 +7,32 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from shutil import copytree
 
+import pyarrow as pa
 import pytest
 
+from kestrelmq.cli.main import main
 from kestrelmq.client import Client
+from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.batch_plan import BatchPlan
-from kestrelmq.spark.live.shares import PartitionShare
+from kestrelmq.spark.live.queue_choice import QueueChoice
+from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.live.server_reads import HeldItemsAreGone
+from kestrelmq.spark.live.settling import SettledServer, settle
+from kestrelmq.spark.live.snapshot import QueueBeganAnew, look_through, stretches
 from kestrelmq.spark.live.source import KestrelSource
-from kestrelmq.spark.live.staging import StagingInUse
+from kestrelmq.spark.live.stream_driver import CheckpointIsOver
 from tests.spark.processes import SparkProcess
 from tests.support import queries
-from tests.support.object_store import BUCKET, ObjectStore, running_store
 from tests.support.patience import until
 from tests.support.queries import QUEUE, drain, live, rows_in, running
 from tests.support.server import ServerProcess, running_server
 
 QUEUES = ("orders_a", "orders_b", "orders_c")
-TASK_STEPS = ("opened", "written", "synced", "linked", "durable", "confirmed", "yielding")
+DRIVER_STEPS = (("naming", 1), ("settling", 2), ("settled", 2), ("reserving", 2), ("reserved", 2))
 
 
 @pytest.fixture
@@ -46,13 +53,6 @@ def client(cluster: str) -> Iterator[Client]:
     """Return a client of it."""
     with Client(cluster) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[ObjectStore]:
-    """Run an S3 server."""
-    with running_store() as store:
-        yield store
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
@@ -103,8 +103,9 @@ def test_a_rate_and_the_backlog_in_the_progress(
     address = servers[0].address
     with Client(address) as client:
         client.put_many(QUEUE, numbered(20))
-    relation = live(address, tmp_path, max_items_per_second="10")
+    relation = live(address, maxItemsPerSecond="10")
     with running(relation, tmp_path, ends=True) as query:
+        assert query.take() == 0  # it only logs the query's name
         batches = [query.take()]
         backlog = query.backlog()
         batches += iter(query.take, None)
@@ -114,15 +115,13 @@ def test_a_rate_and_the_backlog_in_the_progress(
     assert set(backlog) == {address}
     assert backlog[address]["items"] in {10, 20}
     assert {"bytes", "open_reads", "oldest_ms", "age_ms"} < set(backlog[address])
-    with pytest.raises(ConfigError, match=r"is for spark\.readStream only"):
-        queries.read(relation)
 
 
 def test_one_server_keeps_its_order(servers: list[ServerProcess], tmp_path: Path) -> None:
     """With one partition, rows by position are the queue's order, over batches and parts."""
     with Client(servers[0].address) as client:
         client.put_many(QUEUE, numbered(1500))
-    relation = live(servers[0].address, tmp_path, max_items_per_batch="700")
+    relation = live(servers[0].address, maxItemsPerTrigger="700")
     drain(relation, tmp_path)
 
     assert items_in(tmp_path) == numbered(1500)
@@ -132,7 +131,7 @@ def test_bytes_limit_a_batch(servers: list[ServerProcess], tmp_path: Path) -> No
     """A batch ends with the item that reaches the limit."""
     with Client(servers[0].address) as client:
         client.put_many(QUEUE, [b"x" * 10_000] * 30)
-    relation = live(servers[0].address, tmp_path, max_bytes_per_batch="100000")
+    relation = live(servers[0].address, maxBytesPerTrigger="100000")
 
     assert drain(relation, tmp_path) == [10, 10, 10]
 
@@ -147,7 +146,7 @@ def test_servers_may_die_and_come_back_in_mid_query(
         with Client(server.address) as client:
             client.put_many(QUEUE, numbered(100, start))
 
-    with running(live(cluster, tmp_path), tmp_path) as query:
+    with running(live(cluster), tmp_path) as query:
 
         def arrived(count: int) -> bool:
             query.take()
@@ -167,60 +166,23 @@ def test_servers_may_die_and_come_back_in_mid_query(
         until(lambda: arrived(400))
 
 
-def test_a_staging_location_is_one_querys(cluster: str, client: Client, tmp_path: Path) -> None:
-    """A query with another checkpoint fails before it takes anything, and says why."""
-    client.put_many(QUEUE, numbered(5))
-    relation = live(cluster, tmp_path)
-    drain(relation, tmp_path)
-    client.put_many(QUEUE, numbered(5, 5))
-
-    with pytest.raises(StagingInUse, match="items of a query with another checkpoint"):
-        drain(relation, tmp_path / "another")
-    drain(relation, tmp_path)
-    assert len(items_in(tmp_path)) == 10
-
-
-def test_a_server_without_reserved_reads_tells_less(
-    servers: list[ServerProcess], tmp_path: Path
-) -> None:
-    """Its items come by way of open reads; what it does not tell is null."""
-    address = servers[0].address
-    with Client(address) as client:
-        client.put_many(QUEUE, numbered(150))
-    (tmp_path / "staging" / "old").mkdir(parents=True)
-    plan = BatchPlan(1, "old", QUEUE, (PartitionShare(address, 150, 1 << 20),))
-    (tmp_path / "staging" / "old" / "plan.json").write_text(json.dumps(plan.to_offset()))
-    relation = queries.Relation(
-        KestrelSource,
-        {
-            "servers": address,
-            "queue": QUEUE,
-            "batch": "old",
-            "staging_location": str(tmp_path / "staging"),
-        },
-    )
-
-    rows = queries.read(relation)
-    assert sorted(int(row["data"]) for row in rows) == list(range(150))
-    told = {(row["add_time"], row["expiry"], row["deliveries"]) for row in rows}
-    assert told == {(None, None, None)}
-
-
 def test_a_batch_that_is_run_again_has_the_same_rows(
     cluster: str, client: Client, tmp_path: Path
 ) -> None:
     """Also the times at which they were read, though the session died before it was committed."""
     client.put_many(QUEUE, numbered(20))
-    drain(live(cluster, tmp_path), tmp_path)
+    with running(live(cluster), tmp_path) as query:
+        assert [query.take(), query.take()] == [0, 20]
     max((tmp_path / "checkpoint" / "commits").iterdir()).unlink()
-    drain(live(cluster, tmp_path), tmp_path)  # which compares them
+    drain(live(cluster), tmp_path)  # which compares them
 
     assert sorted(map(int, items_in(tmp_path))) == list(range(20))
 
 
-def fail(_rows: object) -> None:
-    """Fail, as a sink may."""
-    raise RuntimeError("on purpose")
+def fail(rows: pa.Table) -> None:
+    """Fail, as a sink may, with the first items."""
+    if rows.num_rows:
+        raise RuntimeError("on purpose")
 
 
 def test_a_checkpoint_keeps_its_queue(cluster: str, client: Client, tmp_path: Path) -> None:
@@ -228,11 +190,11 @@ def test_a_checkpoint_keeps_its_queue(cluster: str, client: Client, tmp_path: Pa
     client.put_many(QUEUE, numbered(20))
     client.put_many("other", numbered(7, 100))
     with pytest.raises(RuntimeError, match="on purpose"):
-        drain(live(cluster, tmp_path), tmp_path, each=fail)
+        drain(live(cluster), tmp_path, each=fail)
 
     with pytest.raises(ConfigError, match="checkpoint is of queue 'work'"):
-        drain(live(cluster, tmp_path, queue="other"), tmp_path)
-    drain(live(cluster, tmp_path), tmp_path)
+        drain(live(cluster, queue="other"), tmp_path)
+    drain(live(cluster), tmp_path)
 
     assert items_by_queue(tmp_path) == {QUEUE: list(range(20))}
     assert len(list(client.consume("other", idle_timeout=0))) == 7
@@ -243,11 +205,11 @@ def test_a_checkpoint_keeps_its_queues(cluster: str, client: Client, tmp_path: P
     client.put_many("a", numbered(5))
     client.put_many("b", numbered(5, 100))
     with pytest.raises(RuntimeError, match="on purpose"):
-        drain(live(cluster, tmp_path, queue="b,a"), tmp_path, each=fail)
+        drain(live(cluster, queue="b,a"), tmp_path, each=fail)
     for other in ("a", "a,c", "[ab]"):
         with pytest.raises(ConfigError, match="the checkpoint is of queue 'a,b'"):
-            drain(live(cluster, tmp_path, queue=other), tmp_path)
-    drain(live(cluster, tmp_path, queue='["a", "b"]'), tmp_path)
+            drain(live(cluster, queue=other), tmp_path)
+    drain(live(cluster, queue='["a", "b"]'), tmp_path)
 
     assert items_by_queue(tmp_path) == {
         "a": list(range(5)),
@@ -255,16 +217,16 @@ def test_a_checkpoint_keeps_its_queues(cluster: str, client: Client, tmp_path: P
     }
 
 
-def test_a_session_that_is_killed_within_the_protocol_loses_nothing(tmp_path: Path) -> None:
-    """The whole session dies before a part is linked, and after; each item comes once."""
+def test_a_driver_that_is_killed_at_any_step_loses_nothing(tmp_path: Path) -> None:
+    """The next one comes to the same; each item comes once, in order."""
     with running_server(tmp_path) as server, Client(server.address) as client:
-        sent = numbered(1500)
+        sent = numbered(2500)
         client.put_many(QUEUE, sent)
-        # The first two are at the identity of the staging location, the others at parts.
-        for step in ("synced", "linked", "synced", "linked"):
-            kill_session(tmp_path, server.address, QUEUE, step, 1)
-        drain(live(server.address, tmp_path), tmp_path)
+        for step, nth in DRIVER_STEPS:
+            kill_session(tmp_path, server.address, QUEUE, step, nth)
+        drain(live(server.address), tmp_path)
         assert client.get(QUEUE) is None
+        assert client.owners() == []
 
     assert items_in(tmp_path) == sent
 
@@ -276,60 +238,162 @@ def test_a_stream_of_a_pattern_that_is_killed_reads_each_item_once(
     for place, queue in enumerate(QUEUES):
         client.put_many(queue, numbered(300, 1000 * place))
     client.put_many("other", numbered(5))
-    for step, nth in (("synced", 2), ("linked", 3)):
+    for step, nth in (("reserving", 2), ("yielding", 3)):
         kill_session(tmp_path, cluster, "orders_*", step, nth)
         client.put_many(f"orders_{step}", numbered(20))
-    relation = live(cluster, tmp_path, queue="orders_*", max_items_per_batch="400")
+    relation = live(cluster, queue="orders_*", maxItemsPerTrigger="400")
     batches = drain(relation, tmp_path)
 
     assert max(batches) <= 400
     expected = {queue: list(range(1000 * n, 1000 * n + 300)) for n, queue in enumerate(QUEUES)}
-    expected |= {f"orders_{step}": list(range(20)) for step in ("linked", "synced")}
+    expected |= {f"orders_{step}": list(range(20)) for step in ("reserving", "yielding")}
     assert items_by_queue(tmp_path) == dict(sorted(expected.items()))
     left = {one.name: one.items + one.number("open_transactions") for one in client.queues()}
     assert sum(items for name, items in left.items() if name.startswith("orders_")) == 0
     assert len(list(client.consume("other", idle_timeout=0))) == 5
 
 
-def test_a_session_with_a_store_that_is_killed_loses_nothing(
-    store: ObjectStore, tmp_path: Path
-) -> None:
-    """Its second batch was logged, and the server was told: it is read again, and nothing else."""
-    options = {"staging_location": f"s3://{BUCKET}/killed", **store.source_options}
-    sent = numbered(1500)
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    """The task that is run again reads the same."""
     with running_server(tmp_path) as server, Client(server.address) as client:
-        client.put_many(QUEUE, sent)
-        kill_session(tmp_path, server.address, QUEUE, "told", 2, **options)
-        drain(live(server.address, tmp_path, **options), tmp_path)
+        client.put_many(QUEUE, numbered(100))
+        source = killed_at("yielding", tmp_path / "killed")
+        drain(live(server.address, source), tmp_path, forked=True)
+        assert (tmp_path / "killed").exists()
         assert client.get(QUEUE) is None
-        (queue,) = client.queues()
-        assert queue.number("open_transactions") == 0
 
-    assert items_in(tmp_path) == sent
+    assert items_in(tmp_path) == numbered(100)
 
 
-def test_an_unknown_storage_option_is_an_error(
-    store: ObjectStore, servers: list[ServerProcess], tmp_path: Path
+def test_a_server_that_is_killed_has_the_batch_again(tmp_path: Path) -> None:
+    """While its tasks read, and before it was told that they have."""
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        client.put_many(QUEUE, numbered(50))
+
+        def kill(_rows: object) -> None:
+            server.kill9()
+            server.start()
+
+        relation = live(server.address, maxItemsPerTrigger="20")
+        with running(relation, tmp_path, each=kill) as query:
+            until(lambda: query.take() is None)
+        assert client.get(QUEUE) is None
+
+    assert items_in(tmp_path) == numbered(50)
+
+
+def test_of_two_drivers_one_goes_on(cluster: str, client: Client, tmp_path: Path) -> None:
+    """Both may reserve; what Spark has logged counts, and each item comes once."""
+    client.put_many(QUEUE, numbered(400))
+    relation = live(cluster, maxItemsPerTrigger="100")
+    with running(relation, tmp_path) as first, running(relation, tmp_path) as second:
+        for _ in range(4):
+            first.take()
+            second.take()
+    drain(relation, tmp_path)
+    assert sorted(map(int, items_in(tmp_path))) == list(range(400))
+    assert client.owners() == []
+
+
+def test_an_old_checkpoint_is_refused(cluster: str, client: Client, tmp_path: Path) -> None:
+    """A restored copy would miss what came later; with failOnDataLoss=false that is accepted."""
+    client.put_many(QUEUE, numbered(10))
+    drain(live(cluster), tmp_path)
+    copytree(tmp_path / "checkpoint", tmp_path / "old" / "checkpoint")
+    client.put_many(QUEUE, numbered(10, 10))
+    drain(live(cluster), tmp_path)
+    client.put_many(QUEUE, numbered(10, 20))
+    with pytest.raises(CheckpointIsOver, match="With failOnDataLoss=false"):
+        drain(live(cluster), tmp_path / "old")
+    drain(live(cluster, failOnDataLoss="false"), tmp_path / "old")
+    assert sorted(map(int, items_in(tmp_path / "old"))) == list(range(20, 30))
+
+
+def test_a_deleted_checkpoint_leaves_its_items_held(
+    cluster: str, client: Client, tmp_path: Path
 ) -> None:
-    """Nothing is read."""
+    """Under the name of its query; another query gets what is released."""
+    client.put_many(QUEUE, numbered(10))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        drain(live(cluster, queryName="gone"), tmp_path, each=fail)
+    assert drain(live(cluster), tmp_path / "another") == []
+    (name,) = {one.owner for one in client.owners("gone-*")}
+    assert client.release_owner(name, counted=False) == 10
+    assert drain(live(cluster), tmp_path / "another") == [10]
+    with pytest.raises(HeldItemsAreGone):
+        drain(live(cluster), tmp_path)
+    assert drain(live(cluster, failOnDataLoss="false"), tmp_path) == []
+
+
+def test_a_table_is_a_snapshot(cluster: str, client: Client, tmp_path: Path) -> None:
+    """Of what waits, in order, on every server, however many tasks read it; nothing is taken."""
+    client.put_many("a", numbered(2500))
+    client.put_many("b", numbered(3))
+    held = client.reserve_many("b", 1, 600)
+    assert held is not None
+    for partitions in ("1", "7"):
+        rows = queries.read(live(cluster, queue="[ab],c", minPartitions=partitions))
+        rows.sort(key=lambda row: int(row["position"]))
+        assert [row["position"] for row in rows] == list(range(2502))
+        assert sorted(int(row["data"]) for row in rows if row["queue"] == "a") == list(range(2500))
+        by_server: dict[str, list[int]] = {}
+        for row in rows:
+            if row["queue"] == "a":
+                by_server.setdefault(row["server"], []).append(int(row["data"]))
+        assert all(numbers == sorted(numbers) for numbers in by_server.values())
+    assert sum(one.items for one in client.queues()) == 2502
+    assert queries.read(live(cluster, queue="c")) == []
+
+
+def test_a_snapshot_is_of_one_moment(servers: list[ServerProcess]) -> None:
+    """What others took is missing, what came later is not there; a restart is an error."""
+    with Client(servers[0].address) as client, closing(probe_of(servers[0])) as probe:
+        client.put_many(QUEUE, numbered(30))
+        first, second = stretches(probe, 0.0, 2)
+        assert [client.get(QUEUE) for _ in range(3)] == numbered(3)
+        client.put_many(QUEUE, numbered(30, 30))
+        found = {
+            position + place: item.data
+            for one in (first, second)
+            for position, items in look_through(one)
+            for place, item in enumerate(items)
+        }
+        assert found == {number: b"%d" % number for number in range(3, 30)}
+        servers[0].restart()
+        with pytest.raises(QueueBeganAnew, match=r"queue 'work' on .* was loaded anew or deleted"):
+            list(look_through(first))
+
+
+def probe_of(server: ServerProcess) -> ServerProbe:
+    """Return a probe of a queue of a server."""
+    return ServerProbe(membership_of(server.address), QueueChoice.parse(QUEUE))
+
+
+def test_a_query_that_will_not_go_on_is_settled(
+    servers: list[ServerProcess],
+    client: Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What it has committed is finished, and the rest goes back."""
     address = servers[0].address
-    options = {"staging_location": f"s3://{BUCKET}/errors", **store.source_options}
-    with Client(address) as client:
-        client.put_many(QUEUE, numbered(5))
-    unknown = {**options, "storage.colour": "x"}
-    with pytest.raises(ConfigError, match="storage option 'colour' is unknown"):
-        drain(live(address, tmp_path, **unknown), tmp_path)
-
-
-def test_a_worker_that_is_killed_within_the_protocol_is_replaced(tmp_path: Path) -> None:
-    """The task that is run again takes up what the first one staged, or begins anew."""
-    with running_server(tmp_path) as server, Client(server.address) as client:
-        for place, step in enumerate(TASK_STEPS):
-            client.put_many(QUEUE, numbered(100, 100 * place))
-            source = killed_at(step, tmp_path / f"killed at {step}")
-            drain(live(server.address, tmp_path, source), tmp_path, forked=True)
-            assert (tmp_path / f"killed at {step}").exists()
-        drain(live(server.address, tmp_path), tmp_path)
-        assert client.get(QUEUE) is None
-
-    assert sorted(map(int, items_in(tmp_path))) == list(range(100 * len(TASK_STEPS)))
+    with Client(address) as one:
+        one.put_many(QUEUE, numbered(30))
+    relation = live(address, maxItemsPerTrigger="20")
+    with running(relation, tmp_path) as query:
+        query.take()
+        assert query.take() == 20
+    checkpoint = str(tmp_path / "checkpoint")
+    assert list(settle(checkpoint)) == [SettledServer(address, 20, 0)]
+    with running(relation, tmp_path, each=fail) as query, pytest.raises(RuntimeError):
+        query.take()
+    assert list(settle(checkpoint)) == [SettledServer(address, 0, 10)]
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", "settle", checkpoint])
+    assert ended.value.code == 0
+    words = ["server", "finished", "released", address, "0", "0"]
+    assert capsys.readouterr().out.split() == words
+    assert client.owners() == []
+    assert sorted(map(int, client.consume(QUEUE, idle_timeout=0))) == list(range(20, 30))
+    with pytest.raises(ConfigError, match="is no checkpoint of a query that reads kestrel"):
+        list(settle(str(tmp_path / "nothing")))

@@ -3,7 +3,7 @@
     python -m tests.spark.stream_session ROOT ENGINE SERVERS QUEUE STEP NTH [OPTIONS]
 
 ENGINE is `spark`, or `plain` for `tests.support.queries`. The process that is the NTH to come to
-STEP of the staging protocol writes `ROOT/reached` and stands still: the test then kills the
+STEP of the protocol writes `ROOT/reached` and stands still: the test then kills the
 session. OPTIONS are more options of reading, as JSON.
 """
 
@@ -54,8 +54,8 @@ def main(
             return FORMAT
 
     StoppingSource.reached = staticmethod(reached)
-    given = {"max_items_per_batch": "400", **options}
-    relation = live(servers, root, StoppingSource, queue=queue, **given)
+    given = {"maxItemsPerTrigger": "400", **options}
+    relation = live(servers, StoppingSource, queue=queue, **given)
     if engine == "plain":
         with running(relation, root) as query:
             while True:

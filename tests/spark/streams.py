@@ -22,7 +22,6 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def stream(
     spark: SparkSession,
     cluster: str,
-    root: Path,
     *,
     form: str = "kestrel",
     queue: str = QUEUE,
@@ -30,16 +29,17 @@ def stream(
 ) -> DataFrame:
     """Return the queue as a stream."""
     reader = spark.readStream.format(form).options(servers=cluster, queue=queue, wait="200ms")
-    return reader.options(**{"staging_location": str(root / "staging"), **options}).load()
+    return reader.options(**options).load()
 
 
 def drain(rows: DataFrame, root: Path) -> list[int]:
-    """Take what is there now to the table; return the rows of each batch."""
+    """Take what is there now to the table; return the rows of each batch that has any."""
     writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
     writer = writer.option("checkpointLocation", str(root / "checkpoint"))
     query = start_query(writer.trigger(availableNow=True))
     assert query.awaitTermination(PATIENCE)
-    return [progress["numInputRows"] for progress in query.recentProgress]
+    counts = [progress["numInputRows"] for progress in query.recentProgress]
+    return [count for count in counts if count]
 
 
 def items_in(spark: SparkSession, root: Path) -> list[bytes]:

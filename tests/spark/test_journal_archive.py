@@ -156,7 +156,7 @@ def test_an_archive_belongs_to_its_journals(spark: SparkSession, tmp_path: Path)
         archive_journals(spark, replace(options, output=str(tmp_path / "spool" / "table")))
     with pytest.raises(ConfigError, match="'a/b' is not allowed"):
         archive_journals(spark, replace(options, queues=["a/b"]))
-    (tmp_path / "live" / "_staging" / "two").mkdir(parents=True)
+    (tmp_path / "live" / "_queues").mkdir(parents=True)
     with pytest.raises(ConfigError, match="is an archive of live queues"):
         archive_journals(spark, replace(options, output=str(tmp_path / "live")))
 

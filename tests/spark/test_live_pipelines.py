@@ -140,8 +140,9 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             archive(spark, ArchiveOptions(cluster, queues, str(tmp_path / "t"), child))
-    (tmp_path / "table" / "_staging" / "a").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="holds the queues a, not b"):
+    (tmp_path / "table" / "_queues").mkdir(parents=True)
+    (tmp_path / "table" / "_queues" / "queues").write_text("a")
+    with pytest.raises(ConfigError, match="holds a, not b"):
         archive(spark, ArchiveOptions(cluster, ["b"], str(tmp_path / "table")))
 
 
@@ -176,7 +177,7 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
     shown: list[bytes] = []
     reader = Thread(target=read_screen, args=(screen, shown))
     reader.start()
-    until(lambda: bool(list(Path(output).glob("_checkpoint/commits/0"))))
+    until(lambda: bool(list(Path(output).glob("_checkpoint/commits/1"))))
     following.send_signal(signal.SIGTERM)
     table, _ = following.communicate(timeout=PATIENCE)
     reader.join(PATIENCE)

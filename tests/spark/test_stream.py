@@ -29,7 +29,7 @@ def test_a_cluster_is_drained_in_batches(
 ) -> None:
     """Every item once, in each server's order, in limited batches; a later query goes on."""
     client.put_many(QUEUE, numbered(3000))
-    rows = stream(spark, cluster, tmp_path, max_items_per_batch="1000", min_partitions="3")
+    rows = stream(spark, cluster, maxItemsPerTrigger="1000", minPartitions="3")
 
     batches = drain(rows, tmp_path)
     client.put_many(QUEUE, numbered(10, 3000))
@@ -79,82 +79,31 @@ exec {spark.sparkContext.pythonExec} "$@"
 
     spark.dataSource.register(LateSource)
 
-    assert drain(stream(spark, cluster, tmp_path, form="kestrel.late"), tmp_path) == [5]
+    assert drain(stream(spark, cluster, form="kestrel.late"), tmp_path) == [5]
     assert late.exists()
 
 
-def test_a_table_is_read_once_and_can_be_read_again(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """What two actions on one DataFrame see is the same, and stays in the staging location."""
+def test_a_table_is_what_waits(spark: SparkSession, cluster: str, client: Client) -> None:
+    """Nothing is taken, and another table has what waits then."""
     client.put_many(QUEUE, numbered(500))
-    location = tmp_path / "staging"
-    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
-    reader = reader.option("staging_location", str(location))
-
+    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE, minPartitions="4")
     rows = reader.load()
-    assert rows.count() == 500
-    client.put_many(QUEUE, numbered(5, 500))
     assert sorted(int(row[0]) for row in rows.select("data").collect()) == list(range(500))
-    (batch,) = location.iterdir()
-    assert reader.option("batch", batch.name).load().count() == 500
-    with pytest.raises(PySparkException, match="'nothing' is not allowed"):
-        reader.option("batch", "nothing").load().count()
+    assert rows.where("deliveries IS NULL AND read_time >= add_time").count() == 500
+    client.put_many(QUEUE, numbered(5, 500))
+    assert reader.load().count() == 505
+    assert reader.option("queue", "nothing").load().count() == 0
+    with pytest.raises(PySparkException, match="'stagingLocation' of reading kestrel is gone"):
+        reader.option("stagingLocation", "/s").load().count()
 
 
-def test_one_dataframe_is_one_batch(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """Actions that Spark plans anew see the same rows; another DataFrame takes what is left."""
-    client.put_many(QUEUE, numbered(40))
-    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
-    reader = reader.option("staging_location", str(tmp_path / "staging"))
-    rows = reader.load().selectExpr("*", "int(string(data)) AS number")
-    other = reader.load()
-
-    assert rows.count() == 40
-    client.put_many(QUEUE, numbered(5, 100))
-    assert rows.where("number < 30").count() == 30
-    assert rows.where("number >= 100").count() == 0
-    assert rows.alias("a").join(rows.alias("b"), "number").count() == 40
-    rows.createOrReplaceTempView("numbers")
-    assert spark.sql("SELECT max(number) FROM numbers WHERE size > 0").collect()[0][0] == 39
-    assert other.count() == 5
-    assert other.where("size = 3").count() == 5
-    assert rows.count() == 40
-    assert len(list((tmp_path / "staging").iterdir())) == 2
-
-
-def test_a_dataframe_of_an_empty_queue_stays_empty(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """What comes later is another DataFrame's."""
-    client.put(QUEUE, b"")
-    assert client.get(QUEUE) == b""
-    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
-    rows = reader.option("staging_location", str(tmp_path / "staging")).load()
-
-    assert rows.count() == 0
-    client.put(QUEUE, b"late")
-    assert rows.where("size = 4").count() == 0
-    assert client.get(QUEUE) == b"late"
-
-
-def test_a_batch_keeps_its_queues_name(
-    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
-) -> None:
-    """Read again as another queue, staged items would get another name."""
-    client.put_many(QUEUE, numbered(3))
-    location = tmp_path / "staging"
-    reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
-    reader = reader.option("staging_location", str(location))
-    assert reader.load().count() == 3
-    (batch,) = location.iterdir()
-
-    with pytest.raises(PySparkException, match=r"'other' is not allowed: batch .* of queue 'work'"):
-        reader.options(batch=batch.name, queue="other").load().count()
-    with pytest.raises(PySparkException, match="must be the name of a directory"):
-        reader.options(batch="../staging").load().count()
+def test_a_table_of_servers_that_are_away_is_an_error(spark: SparkSession) -> None:
+    """No rows would say that the queue is empty; the error says which server, and why."""
+    reader = spark.read.format("kestrel").options(servers="127.0.0.1:1", queue=QUEUE)
+    with pytest.raises(
+        PySparkException, match=r"no server can be asked .*: 127\.0\.0\.1:1: connection ref"
+    ):
+        reader.load().count()
 
 
 @pytest.mark.parametrize("cause", ["damaged", "quiescent"])
@@ -172,25 +121,16 @@ def test_a_queue_that_is_not_given_is_an_error(
         cluster = f"{good.address},{bad.address}"
         message = f"queue 'work' on {bad.address} cannot be read: .*{cause}"
         with pytest.raises(PySparkException, match=message):
-            drain(stream(spark, cluster, tmp_path), tmp_path)
+            drain(stream(spark, cluster), tmp_path)
         reader = spark.read.format("kestrel").options(servers=cluster, queue=QUEUE)
         with pytest.raises(PySparkException, match=message):
-            reader.option("staging_location", str(tmp_path / "tables")).load().count()
+            reader.load().count()
         options = ArchiveOptions(ClusterOptions(cluster), [QUEUE], str(tmp_path / "archive"))
         with pytest.raises(QueueCannotBeRead, match=message):
             archive(spark, options).awaitTermination(60)
 
         with Client(good.address) as client:
             assert len(list(client.consume(QUEUE, idle_timeout=0))) == 5
-
-
-def test_a_table_of_servers_that_are_away_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    """No rows would say that the queue is empty; the error says which server, and why."""
-    reader = spark.read.format("kestrel").options(servers="127.0.0.1:1", queue=QUEUE)
-    with pytest.raises(
-        PySparkException, match=r"no server can be asked .*: 127\.0\.0\.1:1: connection ref"
-    ):
-        reader.option("staging_location", str(tmp_path)).load().count()
 
 
 def test_rows_become_items_of_the_queues_they_name(
@@ -256,7 +196,7 @@ def test_a_queue_that_stays_full_fails_the_write(spark: SparkSession, tmp_path: 
     with running_server(tmp_path, config="[queues.small]\nmax_items = 5\n") as server:
         rows = spark.range(10).selectExpr("cast(id AS string) AS data").coalesce(1)
         writer = rows.write.format("kestrel").options(servers=server.address, queue="small")
-        with pytest.raises(PySparkException, match="10 items of queue 'small' could not be stored"):
+        with pytest.raises(PySparkException, match="5 items of queue 'small' could not be stored"):
             writer.option("patience", "300ms").mode("append").save()
 
 
@@ -275,7 +215,7 @@ def test_rows_that_can_never_be_items_are_dead_letters(spark: SparkSession, tmp_
     config = "[default]\nmax_item_size = 200\n[queues.small]\nmax_item_size = 100\n"
     with running_server(tmp_path, config=config) as server, Client(server.address) as client:
         writer = rows.write.format("kestrel").options(servers=server.address).mode("append")
-        writer.option("dead_letter_path", str(tmp_path / "dead")).save()
+        writer.option("deadLetterPath", str(tmp_path / "dead")).save()
         assert list(client.consume("small", idle_timeout=0)) == [b"fits"]
         for queue, reason in (
             ("small", "has 101 bytes, and the servers take at most 100"),
@@ -311,7 +251,7 @@ def test_a_stream_from_queue_to_queue(spark: SparkSession, tmp_path: Path) -> No
         cluster = f"unix:{sockets}/memcache,{other.address}"
         with Client(cluster) as client:
             client.put_many(QUEUE, numbered(300))
-            writer = stream(spark, cluster, tmp_path).select("data").writeStream.format("kestrel")
+            writer = stream(spark, cluster).select("data").writeStream.format("kestrel")
             writer = writer.options(servers=cluster, queue="moved")
             writer = writer.option("checkpointLocation", str(tmp_path / "c"))
             assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)

@@ -60,7 +60,6 @@ class Relation:
 
 def live(
     cluster: str,
-    root: Path,
     source: type[KestrelSource] = KestrelSource,
     /,
     *,
@@ -68,8 +67,7 @@ def live(
     **options: str,
 ) -> Relation:
     """Return queues of live servers."""
-    given = {"servers": cluster, "queue": queue, "wait": "200ms"}
-    return Relation(source, {**given, "staging_location": str(root / "staging"), **options})
+    return Relation(source, {"servers": cluster, "queue": queue, "wait": "200ms", **options})
 
 
 def journals(path: Path, *columns: str, **options: str) -> Relation:
@@ -119,13 +117,13 @@ class Query:
         logged = self._count("offsets")
         if self._count("commits") < logged:
             return self._run(logged - 1)
-        start = self._offset(logged - 1) if logged else _as_json(self.reader.initialOffset())
+        start = self._offset(logged - 1)
         limit = self.reader.getDefaultReadLimit()
         given = json.dumps({**asdict(limit), "_type": type(limit).__name__})  # type: ignore[call-overload]
         end = _as_json(self.reader.latestOffset(start, _LIMITS.get(json.loads(given))))
         if end == start:
             return None
-        self._log("offsets", logged, json.dumps([start, end]).encode())
+        self._log("offsets", logged, f"v1\n{{}}\n{json.dumps(end)}".encode())
         if logged:
             self.reader.commit(self._offset(logged - 1))
         return self._run(logged)
@@ -139,8 +137,8 @@ class Query:
         self.reader.stop()
 
     def _run(self, batch: int) -> int:
-        start, end = json.loads(self._file("offsets", batch).read_bytes())
-        partitions = [_PICKLED.dumps(one) for one in self.reader.partitions(start, end)]
+        planned = self.reader.partitions(self._offset(batch - 1), self._offset(batch))
+        partitions = [_PICKLED.dumps(one) for one in planned]
         run = _run_forked if self._forked else _run_task
         none = arrow_schema(self._schema).empty_table()
         rows = pa.concat_tables([none, *(run(self._read, one) for one in partitions)])
@@ -154,7 +152,9 @@ class Query:
         return int(rows.num_rows)
 
     def _offset(self, batch: int) -> Any:
-        return json.loads(self._file("offsets", batch).read_bytes())[1]
+        if batch < 0:
+            return _as_json(self.reader.initialOffset())
+        return json.loads(self._file("offsets", batch).read_bytes().splitlines()[2])
 
     def _directory(self, name: str) -> Path:
         return self._root / "table" if name == "table" else self._root / "checkpoint" / name
@@ -183,9 +183,9 @@ def running(relation: Relation, root: Path, **how: Any) -> Iterator[Query]:
 
 
 def drain(relation: Relation, root: Path, **how: Any) -> list[int]:
-    """Take what is there now to the table; return the rows of each batch."""
+    """Take what is there now to the table; return the rows of each batch that has any."""
     with running(relation, root, ends=True, **how) as query:
-        return list(iter(query.take, None))
+        return [rows for rows in iter(query.take, None) if rows]
 
 
 def rows_in(root: Path) -> list[Row]:

@@ -153,7 +153,7 @@ _EARLIEST: Final = "earliest"
 _BATCH_ITEMS: Final = 100_000
 _EVERY: Final = 10.0
 _POLL: Final = 1
-# The same limit as in `spark.live.batch_plan`, which is too slow to import for a help text.
+# The same limit as in `spark.live.held`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
 
 
@@ -427,6 +427,26 @@ def archive(  # noqa: PLR0913 # one for each flag
         wait_for(query, follow=follow)
         written = pipelines.archived(spark, output, table_format)
     _table(written, ("queue", "items", "bytes"))
+
+
+@app.command()
+def settle(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Its checkpoint: a directory, or a URI.")
+    ],
+    *,
+    storage_option: StorageFlag = None,
+) -> None:
+    """Settle what a streaming query of live queues holds that will not go on.
+
+    What Spark has committed is finished; the rest of what the query holds goes back to its queues.
+    The query must not run. If it is started again all the same, it may find a batch gone.
+    """
+    from kestrelmq.spark.live.settling import settle as settled  # noqa: PLC0415 # only for this
+    from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
+
+    place = located(checkpoint, _by_name(storage_option), "checkpoint")
+    _table(list(settled(place)), ("server", "finished", "released"))
 
 
 @app.command()

@@ -78,6 +78,22 @@ def together(several: Sequence[Command[T]]) -> Command[list[T]]:
     return Command(request, read, parts=sum(one.parts for one in several), is_listing=True)
 
 
+def each(several: Sequence[Command[T]]) -> Command[list[T | ServerRefused]]:
+    """Return a command that sends several at once; a refusal is its result."""
+
+    def read() -> Reading[list[T | ServerRefused]]:
+        found: list[T | ServerRefused] = []
+        for one in several:
+            try:
+                found.append((yield from one.reading()))
+            except ServerRefused as error:
+                found.append(error)
+        return found
+
+    sent = together(several)
+    return Command(sent.request, read, parts=sent.parts, is_listing=True)
+
+
 def checked_queue(queue: str) -> bytes:
     """Check a queue name and return it as bytes.
 

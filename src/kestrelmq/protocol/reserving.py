@@ -45,7 +45,8 @@ class Reserve:
         owner: whose they are; may be empty.
         grace: how long they stay reserved after the owner's last connection has ended (ms).
         again: whether only what the tag has already is wanted: nothing is taken.
-        nodata: whether the answer only says how much was reserved.
+        nodata: whether the answer only says how much was reserved. Such items may be held for long,
+            so half of the memory for reserved items is left to others.
     """
 
     queues: tuple[str, ...]

@@ -1508,7 +1508,13 @@ class Queue(Committable):
     # --- reserved reads ---
 
     def reserve(
-        self, terms: ReserveTerms, nonce: int, most: int, most_bytes: int
+        self,
+        terms: ReserveTerms,
+        nonce: int,
+        most: int,
+        most_bytes: int,
+        *,
+        leaves_half: bool = False,
     ) -> Reservation | None:
         """Open reads of the next items and reserve them; None if there is no item.
 
@@ -1519,6 +1525,7 @@ class Queue(Committable):
             nonce: a random number that names the reservation.
             most: the most items.
             most_bytes: after so many bytes of data, no more items are taken.
+            leaves_half: whether half of the memory for reserved items is left to others.
 
         Raises:
             QueueUnavailable: as `remove`.
@@ -1527,12 +1534,13 @@ class Queue(Committable):
         """
         self.check_tag(terms.tag, is_new=True)
         memory = self.reads.reserved.size
-        if memory >= max(self.config.max_memory_size, RESERVED_MEMORY):
+        limit = max(self.config.max_memory_size, RESERVED_MEMORY)
+        if memory >= (limit // 2 if leaves_half else limit):
             if not self._has_head():
                 return None
             raise ReservedMemoryFull(
                 f"the reserved items of queue {self.name} take {memory} bytes of memory, which is "
-                "max_memory_size or more; finish or release some"
+                f"{'half of ' * leaves_half}max_memory_size or more; finish or release some"
             )
         reads: list[OpenRead] = []
         size = 0

@@ -120,6 +120,7 @@ class PendingReserve(PendingRequest):
         "_handler",
         "_is_answered",
         "_is_lost",
+        "_leaves_half",
         "_names",
         "_requester",
         "_taken",
@@ -133,12 +134,7 @@ class PendingReserve(PendingRequest):
         requester: Requester,
         context: ServerContext,
         handler: ReserveHandler,
-        names: tuple[str, ...],
-        count: int,
-        terms: ReserveTerms,
-        seconds: float,
-        *,
-        again: bool = False,
+        request: Reserve,
     ) -> None:
         """Prepare; `begin` begins it.
 
@@ -146,20 +142,18 @@ class PendingReserve(PendingRequest):
             requester: who asks.
             context: what the sessions share.
             handler: sends the answer.
-            names: the names of the queues, in the order in which they are asked.
-            count: the most items.
-            terms: for how long and for whom.
-            seconds: the longest time to wait, from now on.
-            again: whether only what the tag has already is wanted.
+            request: what to reserve.
         """
+        names = request.queues
         self._requester = requester
         self._context = context
         self._handler = handler
         self._names = names if len(names) == 1 else tuple(dict.fromkeys(names))
-        self._count = count
-        self._terms = terms
-        self._again = again
-        self._deadline = context.loop.time() + seconds
+        self._count = request.count
+        self._terms = _terms(request.lease, request.grace, request.owner, request.tag)
+        self._again = request.again
+        self._leaves_half = request.nodata
+        self._deadline = context.loop.time() + request.timeout / 1000
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Queue, Waiter]] = []
         # With the number of the event that began the lease.
@@ -310,7 +304,10 @@ class PendingReserve(PendingRequest):
         full: ReservedMemoryFull | None = None
         for queue in queues:
             try:
-                reservation = queue.reserve(self._terms, int.from_bytes(os.urandom(8)), left, room)
+                nonce = int.from_bytes(os.urandom(8))
+                reservation = queue.reserve(
+                    self._terms, nonce, left, room, leaves_half=self._leaves_half
+                )
             except ReservedMemoryFull as error:
                 full = full or error
                 continue
@@ -445,18 +442,7 @@ def serve_reserved(
     except KestrelError as error:
         handler.fail(error)
         return
-    terms = _terms(request.lease, request.grace, request.owner, request.tag)
-    seconds = request.timeout / 1000
-    PendingReserve(
-        requester,
-        context,
-        handler,
-        request.queues,
-        request.count,
-        terms,
-        seconds,
-        again=request.again,
-    ).begin()
+    PendingReserve(requester, context, handler, request).begin()
 
 
 def _end_reads(

@@ -1,6 +1,6 @@
 """Rows that can never become items: they fail the query, or are kept in a table of their own.
 
-With the option `dead_letter_path`, a task writes them to a Parquet file in that directory, which
+With the option `deadLetterPath`, a task writes them to a Parquet file in that directory, which
 may be in a store; the columns are `queue`, `data`, `expiry` (ms), `reason` and `time` (ms), so that
 `restore` can read it. A file appears when it is whole and on disk. A task that is run again writes
 them again.
@@ -65,7 +65,7 @@ class DeadLetters:
             StorageError: the store cannot be reached, or refuses.
         """
         if self._path is None:
-            raise CannotBeStored(f"{letter.reason} (option 'dead_letter_path' keeps such rows)")
+            raise CannotBeStored(f"{letter.reason} (option 'deadLetterPath' keeps such rows)")
         self._letters.append(letter)
         self._size += len(letter.data or b"")
         if self._size > _MOST_BYTES:

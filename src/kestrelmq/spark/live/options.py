@@ -8,7 +8,6 @@ from typing import Final
 
 from kestrelmq.client.address import parse_addresses
 from kestrelmq.client.cluster import FixedMembership, Membership
-from kestrelmq.client.options import LONGEST_LEASE
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.given_options import (
@@ -17,7 +16,7 @@ from kestrelmq.spark.given_options import (
     a_time,
     a_whole_number,
 )
-from kestrelmq.spark.live.batch_plan import MAX_PARTITION_ITEMS, MAX_PARTITIONS
+from kestrelmq.spark.live.held import MAX_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.live.queue_choice import QueueChoice
 from kestrelmq.spark.storage.locations import Location, a_boolean, located
 
@@ -27,8 +26,12 @@ DEFAULT_WAIT: Final = 1.0
 _MOST_PER_SECOND: Final = 1_000_000_000
 DEFAULT_PATIENCE: Final = 600.0
 DEFAULT_LOADING_PATIENCE: Final = 60.0
-DEFAULT_STREAM_LEASE: Final = 86_400.0
-DEFAULT_TABLE_LEASE: Final = 600.0
+_GONE: Final = {
+    "stagingLocation": "items are reserved at the servers until Spark has committed them",
+    "staging_location": "items are reserved at the servers until Spark has committed them",
+    "lease": "items are reserved until Spark has committed them",
+}
+"""Options of earlier versions, and why they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class ClusterOptions:
         given = {
             "servers": self.servers,
             "zookeeper": self.zookeeper,
-            "path_prefix": self.path_prefix,
+            "pathPrefix": self.path_prefix,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -70,33 +73,31 @@ class KestrelReadOptions:
     Attributes:
         cluster: the servers.
         queue: the queues to read.
-        staging_location: a directory that the driver and every executor see, or one in a store.
-        max_items_per_batch: maximum number of items in a batch.
-        max_bytes_per_batch: approximate maximum of bytes of items in a batch.
+        max_items: maximum number of items in a batch.
+        max_bytes: approximate maximum of bytes of items in a batch.
         min_partitions: minimum number of tasks that read a batch; there is at least one for each
             server.
         wait: seconds that the driver waits for an item at a time.
-        batch: name of an earlier batch to read again; only for `spark.read`.
-        patience: seconds that a batch read, or a query that ends by itself, waits for a queue that
-            is still loading.
-        lease: seconds for which items are reserved, at most; None for the default.
+        patience: seconds that a task waits for a server that is away, and a query that ends by
+            itself for a queue that is still loading.
         max_items_per_second: most items that a stream takes in a second; None for any number.
         create_children: whether queues get the fanout child that a pattern such as `orders_*+copy`
             means and that they do not have yet.
+        fails_on_loss: whether the query fails if items of a batch are not held any more.
+        query_name: what the query is called at the servers.
     """
 
     cluster: ClusterOptions
     queue: QueueChoice
-    staging_location: str | Location
-    max_items_per_batch: int = DEFAULT_ITEMS
-    max_bytes_per_batch: int = DEFAULT_BYTES
+    max_items: int = DEFAULT_ITEMS
+    max_bytes: int = DEFAULT_BYTES
     min_partitions: int = 1
     wait: float = DEFAULT_WAIT
-    batch: str | None = None
     patience: float = DEFAULT_LOADING_PATIENCE
-    lease: float | None = None
     max_items_per_second: int | None = None
     create_children: bool = False
+    fails_on_loss: bool = True
+    query_name: str = "spark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,35 +127,29 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("reading kestrel", given)
+    for name, why in _GONE.items():
+        if name.lower() in map(str.lower, given):
+            raise ConfigError(f"option '{name}' of reading kestrel is gone: {why}")
     cluster = _cluster(options)
     queue = options.take("queue", None, QueueChoice.parse)
-    storage = options.storage()
-    staging = options.take("staging_location", None, partial(_staging_location, storage))
     if queue is None:
         raise ConfigError(
             "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
             "separated by commas, or a pattern such as 'orders_*'"
         )
-    if not staging:
-        raise ConfigError(
-            "option 'staging_location' of reading kestrel is missing: it must be a directory that "
-            "the driver and every executor see, and that no other query uses, or a URI such as "
-            "s3://BUCKET/DIRECTORY"
-        )
     return options.checked(
         KestrelReadOptions(
             cluster,
             queue,
-            staging,
-            options.take("max_items_per_batch", DEFAULT_ITEMS, a_whole_number(MAX_PARTITION_ITEMS)),
-            options.take("max_bytes_per_batch", DEFAULT_BYTES, a_size),
-            options.take("min_partitions", 1, a_whole_number(MAX_PARTITIONS)),
+            options.take("maxItemsPerTrigger", DEFAULT_ITEMS, a_whole_number(MAX_ITEMS)),
+            options.take("maxBytesPerTrigger", DEFAULT_BYTES, a_size),
+            options.take("minPartitions", 1, a_whole_number(MAX_PARTITIONS)),
             options.take("wait", DEFAULT_WAIT, a_time),
-            options.take("batch", None, _batch),
             options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
-            options.take("lease", None, _lease),
-            options.take("max_items_per_second", None, a_whole_number(_MOST_PER_SECOND)),
-            options.take("create_children", False, a_boolean),
+            options.take("maxItemsPerSecond", None, a_whole_number(_MOST_PER_SECOND)),
+            options.take("createChildren", False, a_boolean),
+            options.take("failOnDataLoss", True, a_boolean),
+            options.take("queryName", "spark", str),
         )
     )
 
@@ -182,14 +177,14 @@ def _cluster(options: GivenOptions) -> ClusterOptions:
     cluster = ClusterOptions(
         options.take("servers", None, _servers),
         options.take("zookeeper", None, str),
-        options.take("path_prefix", None, str),
+        options.take("pathPrefix", None, str),
     )
     if (cluster.zookeeper is None) != (cluster.path_prefix is None):
-        raise ConfigError(f"options 'zookeeper' and 'path_prefix' of {options.purpose} go together")
+        raise ConfigError(f"options 'zookeeper' and 'pathPrefix' of {options.purpose} go together")
     if (cluster.servers is None) == (cluster.zookeeper is None):
         raise ConfigError(
             f"options of {options.purpose}: give either 'servers' (host:port,...), or 'zookeeper' "
-            "and 'path_prefix'"
+            "and 'pathPrefix'"
         )
     return cluster
 
@@ -201,33 +196,12 @@ def _servers(value: str) -> str:
         raise ValueError("servers such as 'localhost:22133', separated by commas") from None
 
 
-def _staging_location(storage: Mapping[str, str], value: str) -> str | Location:
-    return _shared_directory(storage, value, "staging_location") if value else value
-
-
 def _dead_letter_path(storage: Mapping[str, str], value: str) -> str | Location:
     if not value:
         raise ValueError("a directory that every executor sees, or a URI of one in a store")
-    return _shared_directory(storage, value, "dead_letter_path")
-
-
-def _shared_directory(storage: Mapping[str, str], value: str, option: str) -> str | Location:
-    found = located(value, storage, option)
+    found = located(value, storage, "deadLetterPath")
     # Executors may have another working directory than the driver.
     return found if isinstance(found, Location) else str(Path(found).absolute())
-
-
-def _lease(value: str) -> float:
-    lease = a_time(value)
-    if not 1 <= lease <= LONGEST_LEASE:
-        raise ValueError("a time from '1s' to '11d'")
-    return lease
-
-
-def _batch(value: str) -> str:
-    if "/" in value or value in {"", ".", ".."}:
-        raise ValueError("the name of a directory in the staging location that a read made")
-    return value
 
 
 def _queue(value: str) -> str:

@@ -27,6 +27,11 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, ServerRefused) and error.kind == "SERVER_ERROR"
 
 
+def is_retired(error: object) -> bool:
+    """Whether a server refused a tag because its epoch was retired."""
+    return isinstance(error, ServerRefused) and "is retired" in str(error)
+
+
 def ask_when_loaded(
     queue: str,
     server: str,

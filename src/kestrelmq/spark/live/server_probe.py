@@ -1,26 +1,23 @@
-"""Ask servers which queues have items: the driver does so before a batch, with a timed wait.
+"""The driver's side of the servers: which queues there are, reserving their items, finishing them.
 
-A server that cannot be asked counts as one without items, and is not asked for a while. A queue
-that a server refuses to let be read is left out, and asked for again the next time.
-
-Queues that are named are peeked at, which any server understands, and creates them, as any read
-does. Queues that a pattern means are found in the server's statistics; only those that have items
-are peeked at, so that a queue that was deleted does not come back.
+A server that cannot be asked counts as one without items, and is not asked for a while. Queues that
+a pattern means are found in the server's statistics; only those that have items are read, so that a
+queue that was deleted does not come back.
 """
 
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address, parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.cluster import Membership, ServerSet
-from kestrelmq.client.commands import Command, Reads
+from kestrelmq.client.commands import Command, Reads, ReservedCount
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.statistics import (
     QueueStats,
@@ -31,28 +28,32 @@ from kestrelmq.client.statistics import (
 )
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
-from kestrelmq.spark.live.batch_plan import MAX_QUEUES, WaitingQueue
+from kestrelmq.spark.live.held import Held
 from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded, is_refusal
-from kestrelmq.spark.live.server_reads import settling
-from kestrelmq.spark.live.staging import StagedPart
+from kestrelmq.spark.live.refusals import (
+    QueueCannotBeRead,
+    ask_when_loaded,
+    is_refusal,
+    is_retired,
+)
 
 T = TypeVar("T")
+Place: TypeAlias = tuple[str, str]
+"""A server's address, and a queue."""
 
+MAX_QUEUES: Final = 1000
+"""Most queues in a batch, each counted once for each server that has it."""
+_FURTHEST: Final = 2**31 - 1
+"""An offset behind the end of any queue."""
 _MAX_THREADS: Final = 64
-_POLL: Final = 0.25
-"""Seconds between two looks for queues of a pattern."""
+_REQUESTS_AT_ONCE: Final = 100
 _MOST_REASONS: Final = 3
 """Servers that an error names if none can be asked."""
 _MOST_SHOWN: Final = 100
 """Queues of a server that the backlog shows one by one."""
-_IDLE_SHARE: Final = 10
-"""Looking for queues takes at most one part in so many of the time in which there are none."""
 _HEAD_BYTES: Final = 16 << 20
 """Most bytes of items that are looked at to learn how long they have waited."""
 _READS_PAUSED: Final = frozenset({"reads", "all"})
-_NOBODY: Final = "kestrelmq.spark"
-"""An owner that never reserves anything."""
 
 _log: Final = logging.getLogger("kestrelmq.spark")
 
@@ -104,35 +105,112 @@ class ServerProbe:
         self._refusing: set[Address] = set()
         self._failures: dict[Address, str] = {}
         self._refused: set[tuple[Address, str]] = set()
-        self._lists_all: set[Address] = set()
-        self._tells_no_ages: set[Address] = set()
-        self._look_at = 0.0
         self._creates = create_children
 
-    def with_items(self, wait: float) -> list[WaitingQueue]:
-        """Return the queues that have items; if none has, wait up to `wait` seconds for one.
+    def known(self) -> list[str]:
+        """Return all servers, those that are set aside included. Raises ServerUnavailable."""
+        self._membership.start()
+        return sorted(str(server) for server in self._membership.reads())
+
+    def queues(self, but: Collection[str]) -> list[Place]:
+        """Return the queues to reserve items of, in any order, on all servers but some.
 
         Raises:
-            ServerUnavailable: ZooKeeper cannot be reached.
             QueueCannotBeRead: a server cannot tell which queues a pattern matches.
+            ServerUnavailable: ZooKeeper cannot be reached.
         """
         if self._choice.patterns:
-            return self._poll(wait)
-        begun = time.monotonic()
-        answers = self._ask_all(lambda server: self._peek(server, self._choice.names))
-        asked = [
-            (server, name, has_item)
-            for server, found in answers.items()
-            for name, has_item in found.items()
+            found = [
+                (str(server), one.name)
+                for server, listed in self._list_each().items()
+                for one in listed.stats
+                if one.items and one.paused not in _READS_PAUSED
+            ]
+        else:
+            self._membership.start()
+            choice = self._servers.choose()
+            servers = choice.ready or choice.aside[:1]
+            found = [(str(server), name) for server in servers for name in self._choice.names]
+        found = [place for place in found if place[0] not in but]
+        return self._random.sample(found, min(len(found), MAX_QUEUES))
+
+    def reserve(
+        self, requests: Mapping[Place, tuple[str, int]]
+    ) -> dict[Place, ReservedCount | ServerRefused | None]:
+        """Reserve items of queues, each under its tag and at most so many; not more than 1 MiB.
+
+        Return how much that was, or None if the tag has been finished. Queues without items are
+        left out, and so are servers that cannot be asked.
+        """
+        by_server: dict[Address, list[Place]] = {}
+        for place in requests:
+            by_server.setdefault(parse_address(place[0]), []).append(place)
+
+        def ask(server: Address) -> dict[Place, ReservedCount | ServerRefused | None]:
+            asked = [self._reserving(place, *requests[place]) for place in by_server[server]]
+            answers = zip(by_server[server], self._run_each(server, asked), strict=True)
+            return {
+                place: answer[0] if isinstance(answer, list) else answer
+                for place, answer in answers
+                if answer != []
+            }
+
+        found: dict[Place, ReservedCount | ServerRefused | None] = {}
+        for answers in self._ask_each(list(by_server), ask).values():
+            found |= answers
+        return found
+
+    def _reserving(self, place: Place, tag: str, items: int) -> Command[list[ReservedCount] | None]:
+        owner = tag.partition(":")[0]
+        terms = commands.reserve_terms(0, tag, owner, nodata=True)
+        return commands.reserve_held([commands.checked_queue(place[1])], items, terms, 0.0)
+
+    def settle(self, server: str, held: Held, epoch: int) -> bool:
+        """Finish what is held at a server; give back what no batch has, up to `epoch`.
+
+        The call may be repeated. Return False if the server cannot be told now.
+        """
+        address = parse_address(server)
+        if address in self._servers.choose().aside:
+            return False
+        try:
+            queues = {*held.queues, *self._choice.names}
+            if self._choice.patterns:
+                queues |= {
+                    one.name for one in self._list(address).stats if one.number("open_transactions")
+                }
+            self._settle(address, held)
+            retiring = [
+                commands.retire(commands.checked_queue(queue), held.name, epoch)
+                for queue in sorted(queues)
+            ]
+            for answer in self._run_each(address, retiring):
+                if isinstance(answer, ServerRefused):
+                    raise answer
+        except ClientError as error:
+            self._set_aside(address, error)
+            return False
+        return True
+
+    def _settle(self, server: Address, held: Held) -> None:
+        tags = list(held.tags())
+        finishing = [
+            commands.finish(commands.checked_queue(queue), Reads(tag=tag)) for queue, tag, _ in tags
         ]
-        having = [WaitingQueue(str(server), name) for server, name, has_item in asked if has_item]
-        if having or wait <= 0:
-            return having
-        if not asked:
-            # No server answers: without this pause the driver would ask again at once.
-            time.sleep(max(0.0, wait - (time.monotonic() - begun)))
-            return []
-        return self._wait_for_one([(server, name) for server, name, _ in asked], wait)
+        answers = self._run_each(server, finishing)
+        for (queue, tag, count), answer in zip(tags, answers, strict=True):
+            if isinstance(answer, ServerRefused):
+                if not is_retired(answer):  # an earlier driver has finished it, and gone on
+                    raise answer
+            elif answer != count:
+                _log.warning(
+                    "%s: %d of the %d items of queue %s under %s went back, and come again",
+                    server,
+                    count - answer,
+                    count,
+                    queue,
+                    tag,
+                )
 
     def check_readable(self, patience: float) -> None:
         """Check that every server that answers lets the queues be read.
@@ -158,6 +236,8 @@ class ServerProbe:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of items in each queue on each server that can be asked.
 
+        Those that readers hold are among them: they may be the query's own.
+
         Raises:
             QueueCannotBeRead: a queue has items, but reading it is paused: the server would answer
                 as for an empty queue.
@@ -169,8 +249,23 @@ class ServerProbe:
                     raise QueueCannotBeRead(
                         f"queue {one.name!r} on {server} cannot be read: it is paused"
                     )
-            found[str(server)] = {one.name: one.items for one in listed.stats}
+            found[str(server)] = {
+                one.name: one.items + one.number("open_transactions") for one in listed.stats
+            }
         return found
+
+    def ends(self, server: str, queue: str) -> tuple[str, int, int]:
+        """Return the places of a queue's head and of its end, behind what both begin with.
+
+        Raises ClientError. Of a queue that is gone they are the same.
+        """
+        name = commands.checked_queue(queue)
+        looks = [commands.browse(name, offset, 0) for offset in (0, _FURTHEST)]
+        pages = self._run(parse_address(server), commands.together(looks))
+        places = [page.place.rpartition(":") for page in pages if page is not None]
+        if len(places) < len(looks) or places[0][0] != places[1][0]:
+            return "", 0, 0
+        return places[0][0], int(places[0][2]), int(places[1][2])
 
     def unavailable(self) -> ServerUnavailable:
         """Return the error to raise when no server can be asked; it says why."""
@@ -195,101 +290,13 @@ class ServerProbe:
             longest = sorted(listed.stats, key=lambda one: (-one.items, one.name))[:_MOST_SHOWN]
             ages = self._ages(server, longest)
             backlog: dict[str, Any] = _sums(listed.stats)
-            if ages is not None:
-                backlog["oldest_ms"] = max(ages.values(), default=0)
+            backlog["oldest_ms"] = max(ages.values(), default=0)
             if self._choice.only is None:
                 backlog["queues"] = {one.name: _sums([one]) for one in longest}
-                for name, age in (ages or {}).items():
+                for name, age in ages.items():
                     backlog["queues"][name]["oldest_ms"] = age
             found[str(server)] = backlog
         return found
-
-    def reserving(self, servers: Iterable[str]) -> dict[str, bool]:
-        """Return which of the servers have reserved reads; without those that do not answer.
-
-        They are asked to extend the leases of an owner that has none, which changes nothing.
-        """
-        found = {}
-        for server in servers:
-            try:
-                self._run(parse_address(server), commands.extend_owner(_NOBODY, 1.0))
-                found[server] = True
-            except ClientError as error:
-                if isinstance(error, ServerRefused) and not is_refusal(error):
-                    found[server] = False  # it does not know the command
-                else:
-                    self._set_aside(parse_address(server), error)
-        return found
-
-    def settle(self, part: StagedPart) -> bool:
-        """Tell the server of a part about it; return whether that was possible."""
-        try:
-            for command in settling(part):
-                self._run(parse_address(part.server), command)
-        except ClientError as error:
-            _log.info("%s: cannot be told yet what was read: %s", part.server, error)
-            return False
-        return True
-
-    def finish(self, server: str, tags: Sequence[tuple[str, str]]) -> list[int] | None:
-        """Finish what is reserved under tags; return how many reads that were, for each.
-
-        0 means that they went back: the lease has ended, the tag is retired, or the queue is gone.
-        The call may be repeated. If the server cannot be told, return None.
-
-        Args:
-            server: the server.
-            tags: queues, each with a tag.
-        """
-        counts = []
-        try:
-            for queue, tag in tags:
-                command = commands.finish(commands.checked_queue(queue), Reads(tag=tag))
-                try:
-                    counts.append(self._run(parse_address(server), command))
-                except ServerRefused as error:
-                    if "is retired" not in str(error):
-                        raise
-                    counts.append(0)
-        except ClientError as error:
-            _log.warning("%s: it will be told later what was read: %s", server, error)
-            return None
-        return counts
-
-    def release(self, server: str, queue: str, tag: str) -> None:
-        """Give back what is reserved under a tag, uncounted; if that fails, its lease ends."""
-        command = commands.release(
-            commands.checked_queue(queue), Reads(tag=tag), 0.0, counted=False
-        )
-        try:
-            self._run(parse_address(server), command)
-        except ClientError as error:
-            _log.info("%s: some items stay reserved: %s", server, error)
-
-    def retire(self, queues: Mapping[str, Collection[str]], name: str, epoch: int) -> None:
-        """Release what is reserved under tags of `name` up to `epoch`, and refuse these tags.
-
-        If a server cannot be asked, what is reserved there stays so until its lease ends.
-
-        Args:
-            queues: the queues of each server.
-            name: a name of the query.
-            epoch: the batch.
-        """
-        for server, names in queues.items():
-            address, found = parse_address(server), list(map(commands.checked_queue, names))
-            try:
-                if self._choice.patterns:
-                    # A queue that a pattern meant may be gone, and would be created again.
-                    there = self._run(address, commands.together(list(map(commands.exists, found))))
-                    found = [
-                        queue for queue, is_there in zip(found, there, strict=True) if is_there
-                    ]
-                retiring = [commands.retire(queue, name, epoch) for queue in found]
-                if retiring:
-                    self._run(address, commands.together(retiring))
-            except ClientError as error:
-                _log.info("%s: the tags of batch %d stay: %s", server, epoch, error)
 
     def close(self) -> None:
         """Close every connection."""
@@ -298,13 +305,11 @@ class ServerProbe:
         self._connections.clear()
         self._membership.close()
 
-    def _ages(self, server: Address, queues: Iterable[QueueStats]) -> dict[str, int] | None:
-        """Return how long the heads of queues have waited (ms); None if the server cannot tell.
+    def _ages(self, server: Address, queues: Iterable[QueueStats]) -> dict[str, int]:
+        """Return how long the heads of queues have waited (ms).
 
-        It cannot tell without sending the items, so some queues are left out if these are large.
+        A server cannot tell without sending the items, so some are left out if these are large.
         """
-        if server in self._tells_no_ages:
-            return None
         found: dict[str, int] = {}
         size = 0
         for one in queues:
@@ -316,11 +321,8 @@ class ServerProbe:
             name = commands.checked_queue(one.name)
             try:
                 page = self._run(server, commands.browse(name, 0, 1, b"", is_pattern=False))
-            except ServerRefused as error:
-                if is_refusal(error):
-                    continue
-                self._tells_no_ages.add(server)
-                return None
+            except ServerRefused:
+                continue
             except ClientError:
                 break
             for head in page.items if page is not None else ():
@@ -328,44 +330,6 @@ class ServerProbe:
                 found[one.name] = max(0, self._clock.now() - head.add_time)
                 size += len(head.data)
         return found
-
-    # --- looking for items ---
-
-    def _poll(self, wait: float) -> list[WaitingQueue]:
-        """Look for queues of patterns that have items, again and again for `wait` seconds."""
-        deadline = time.monotonic() + wait
-        while True:
-            pause = self._look_at - time.monotonic()
-            if wait > 0 and pause > 0:
-                left = deadline - time.monotonic()
-                time.sleep(max(0.0, min(pause, left)))
-                if pause > left:
-                    return []
-            begun = time.monotonic()
-            found = self._look()
-            if found or wait <= 0:
-                return found
-            took = time.monotonic() - begun
-            self._look_at = time.monotonic() + max(_POLL, took * _IDLE_SHARE)
-
-    def _look(self) -> list[WaitingQueue]:
-        """Return queues that have items, no more than a batch may have, and can be read."""
-        having = [
-            (server, one.name)
-            for server, listed in self._list_each().items()
-            for one in listed.stats
-            if one.items and one.paused not in _READS_PAUSED
-        ]
-        chosen: dict[Address, list[str]] = {}
-        for server, name in self._random.sample(having, min(len(having), MAX_QUEUES)):
-            chosen.setdefault(server, []).append(name)
-        answers = self._ask_each(list(chosen), lambda server: self._peek(server, chosen[server]))
-        return [
-            WaitingQueue(str(server), name)
-            for server, found in answers.items()
-            for name, has_item in found.items()
-            if has_item
-        ]
 
     def _peek(self, server: Address, names: Iterable[str]) -> dict[str, bool]:
         """Return for each queue whether it has items; without those that cannot be read.
@@ -444,25 +408,12 @@ class ServerProbe:
         Raises:
             QueueCannotBeRead: it cannot tell which queues a pattern matches.
         """
-        if self._choice.patterns:
-            try:
-                return self._list_all(server)
-            except ServerRefused as error:
-                if is_refusal(error):
-                    raise
-                raise QueueCannotBeRead(
-                    f"{server} cannot tell which queues match {str(self._choice)!r} ({error}): "
-                    "name them in option 'queue'"
-                ) from error
-        if server not in self._lists_all:
-            try:
-                return self._list_named(server)
-            except ServerRefused as error:
-                if is_refusal(error):
-                    raise
-                # It has no statistics of single queues.
-                self._lists_all.add(server)
-        return self._list_all(server)
+        try:
+            return self._list_all(server) if self._choice.patterns else self._list_named(server)
+        except ServerRefused as error:
+            if is_refusal(error):
+                raise
+            raise QueueCannotBeRead(f"{server} is no server of kestrelmq: {error}") from error
 
     def _list_named(self, server: Address) -> _ListedQueues:
         found = []
@@ -529,6 +480,13 @@ class ServerProbe:
         if connection is not None:
             connection.close()
 
+    def _run_each(self, server: Address, several: Sequence[Command[T]]) -> list[T | ServerRefused]:
+        """Run commands, some at once; return their results, or why the server refuses."""
+        found: list[T | ServerRefused] = []
+        for at in range(0, len(several), _REQUESTS_AT_ONCE):
+            found += self._run(server, commands.each(several[at : at + _REQUESTS_AT_ONCE]))
+        return found
+
     def _run(self, server: Address, command: Command[T]) -> T:
         connection = self._connections.get(server)
         if connection is None or not connection.is_usable():
@@ -556,40 +514,6 @@ class ServerProbe:
         self._refusing.discard(server)
         self._failures.pop(server, None)
         self._servers.succeeded(server)
-
-    def _wait_for_one(
-        self, queues: Sequence[tuple[Address, str]], wait: float
-    ) -> list[WaitingQueue]:
-        """Return the first queue that gets an item within `wait` seconds, if there is one.
-
-        The waits for the others continue in the background until they end. They have connections of
-        their own, so that a reply that is still due is not taken for the reply to another request.
-        If there are very many queues, only some are waited for; all are asked again afterwards.
-        """
-        threads = ThreadPoolExecutor(min(len(queues), _MAX_THREADS))
-        chosen = self._random.sample(queues, min(len(queues), _MAX_THREADS))
-        try:
-            waits = {threads.submit(self._wait, *one, wait): one for one in chosen}
-            for done in as_completed(waits):
-                if done.result():
-                    server, name = waits[done]
-                    return [WaitingQueue(str(server), name)]
-            return []
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def _wait(self, server: Address, name: str, wait: float) -> bool:
-        connection = Connection(server, self._options)
-        begun = time.monotonic()
-        try:
-            connection.open()
-            return connection.run(commands.peek(commands.checked_queue(name), wait)) is not None
-        except ClientError:
-            # The next request shows what is wrong; but this wait must not end early.
-            time.sleep(max(0.0, wait - (time.monotonic() - begun)))
-            return False
-        finally:
-            connection.close()
 
 
 def _sums(queues: Sequence[QueueStats]) -> dict[str, int]:

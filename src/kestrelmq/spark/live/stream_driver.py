@@ -1,72 +1,57 @@
-"""The driver's side of a stream: plan the next batch, and delete parts that are done.
+"""The driver's side of a stream: reserve the items of the next batch, finish those of the last.
 
-Where the batches are kept is another module's: `file_batches` if the staging location is a
-directory, `stored_batches` if it is in a store. This module does not need Spark; `source`
-connects it to Spark's interface.
+`held` says what an offset has. A batch is made in these steps; whatever dies in between, the next
+driver begins again with the first one, and comes to the same:
+
+    1. Spark asks for the batch behind `start`: everything up to `start` is in its commit log.
+    2. What `start` holds is finished; then its epoch is retired at every server, which gives back
+       what an attempt has reserved for it that was never logged. A server that cannot be told keeps
+       its entry in the next offset, and nothing is reserved there before it was told.
+    3. Items are reserved under tags of the next epoch. An earlier attempt's tags give the same.
+    4. Spark logs the offset, and runs the batch: tasks read the items by their tags.
+
+So nothing is ever done to an epoch above `start` that would harm another driver of the query: one
+of them logs the batch, the other one fails, because Spark's log has it or its tags are retired.
+
+The first batch has no rows: it logs the query's name, before anything is reserved under it.
+
+This module does not need Spark; `source` connects it to Spark's interface.
 """
 
+import logging
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
+from uuid import uuid4
 
+from kestrelmq.client.commands import ReservedCount
 from kestrelmq.clock import Clock, SystemClock
-from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.batch_plan import BatchPlan, from_offset, share_out
+from kestrelmq.errors import ConfigError, KestrelError, ServerRefused
+from kestrelmq.protocol.reserving import MAX_RESERVED
+from kestrelmq.spark.live.held import Held, HeldOffset, parse_offset, tag_of
 from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.server_probe import ServerProbe
-from kestrelmq.spark.live.shares import PartitionShare
-
-COUNTING_PAUSE: Final = 0.2
-"""Seconds in which a server gives back some of many items, if it has not given back all."""
-
+from kestrelmq.spark.live.refusals import is_refusal, is_retired
+from kestrelmq.spark.live.server_probe import Place, ServerProbe
 
 BACKLOG_PAUSE: Final = 10.0
 """Seconds for which the backlog is not asked for again."""
+_POLL: Final = 0.05
+"""Seconds between two attempts to reserve items."""
+_IDLE_SHARE: Final = 10
+"""They take at most one part in so many of the time in which there are none."""
+_MOST_BYTES: Final = 1 << 20
+"""About the most bytes that a server reserves at once."""
+
+Reached = Callable[[str], None]
+"""Called at each step, by its name; crash tests stop there."""
+
+_log: Final = logging.getLogger("kestrelmq.spark")
 
 
-class Batches(Protocol):
-    """Where the batches of a query are kept; `FileBatches` and `StoredBatches` implement it."""
-
-    def begin(self) -> str:
-        """Return the identity that a new checkpoint gets. Raises StagingInUse."""
-
-    def check(self, plan: BatchPlan) -> None:
-        """Check that a plan is of the query whose batches these are. Raises StagingInUse."""
-
-    def settle(self, before: BatchPlan) -> bool:
-        """Tell the servers what they do not know yet of `before`, which is over.
-
-        Return whether items went back to their queues that no batch has.
-
-        Raises:
-            StagingInUse: there are later batches: the checkpoint is another one, or an old copy.
-        """
-
-    def make(
-        self, before: BatchPlan, queue: str, shares: tuple[PartitionShare, ...], patience: float
-    ) -> BatchPlan | None:
-        """Return the plan of the batch after `before`; None if there are no items after all.
-
-        Args:
-            before: the last batch.
-            queue: the option `queue`.
-            shares: what each partition may take.
-            patience: seconds to wait for a queue that is loading.
-        """
-
-    def restart_counting(self) -> None:
-        """Let `newly_taken` begin anew; make sure that no other driver takes items meanwhile."""
-
-    def newly_taken(self) -> dict[tuple[str, str], int]:
-        """Return how many items were taken of servers' queues since the last call."""
-
-    def commit(self, plan: BatchPlan) -> None:
-        """Delete what is kept of this and all earlier batches."""
-
-    def close(self) -> None:
-        """Release what is held."""
+class CheckpointIsOver(KestrelError):  # noqa: N818 # says what it is
+    """The servers know of later batches than the checkpoint: it is an old copy, or in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,111 +67,112 @@ class StreamDriver:
 
     def __init__(  # noqa: PLR0913 # one for each option
         self,
-        batches: Batches,
         servers: ServerProbe,
         choice: QueueChoice,
         *,
+        query_name: str = "spark",
+        fails_on_loss: bool = True,
         wait: float = 1.0,
         patience: float = 0.0,
-        partitions: int = 1,
         rate: int | None = None,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
-        random: Random | None = None,
+        reached: Reached | None = None,
     ) -> None:
         """Prepare to plan batches. No I/O is done before the first call.
 
         Args:
-            batches: where batches are kept.
             servers: the servers to ask.
             choice: the queues to read.
+            query_name: what the query's name at the servers begins with.
+            fails_on_loss: whether an old checkpoint is an error; else it goes on as a new query.
             wait: seconds that `latest_offset` waits for an item.
             patience: seconds that a query that ends by itself waits for a queue that is loading.
-            partitions: minimum number of partitions in a batch.
             rate: most items in a second; None for any number.
-            clock: measures what `rate` allows.
-            pause: sleeps until `rate` allows an item.
-            random: the order of the queues in a batch.
+            clock: measures the time.
+            pause: sleeps.
+            reached: for crash tests.
         """
-        self._batches = batches
         self._servers = servers
         self._choice = choice
-        self._random = random or Random()  # noqa: S311 # a fair order, keeps no secret
+        self._prefix = re.sub(r"[^\w.-]", "_", query_name)[:60] or "spark"
+        self._fails_on_loss = fails_on_loss
         self._wait = wait
         self._patience = patience
-        self._partitions = partitions
         self._clock = clock or SystemClock()
         self._pause = pause
-        self._remaining: dict[tuple[str, str], int] | None = None
+        self._reached = reached or (lambda _: None)
+        self._remaining: dict[Place, int] | None = None
         self._rate = rate
         self._asked_at: float | None = None
         self._fraction = 0.0
         self._backlog: dict[str, dict[str, Any]] | None = None
         self._backlog_until = 0.0
+        # The servers that were told that this batch is over.
+        self._told: tuple[tuple[str, int], set[str]] = (("", 0), set())
+        # The offset that was returned last, and the one before it until Spark has logged that one.
+        self._returned: HeldOffset | None = None
+        self._unlogged: HeldOffset | None = None
 
     def initial_offset(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return BatchPlan(0, self._batches.begin(), str(self._choice)).to_offset()
+        return HeldOffset("", 0, str(self._choice)).to_json()
 
     @property
     def is_limited(self) -> bool:
         """Whether the query ends once it has read what the servers had at its start."""
         return self._remaining is not None
 
-    def plan_of(self, offset: Mapping[str, Any]) -> BatchPlan:
-        """Return the plan of the batch with this offset.
+    def offset_of(self, logged: Mapping[str, Any]) -> HeldOffset:
+        """Return an offset that was logged.
 
         Raises:
-            StagingInUse: the staging location belongs to another query.
-            ConfigError: the batch is of other queues.
+            ConfigError: it is of other queues, or no offset of this version.
         """
-        plan = from_offset(offset, self._choice.only)
-        if plan.queue is not None and not self._choice.means(plan.queue):
+        try:
+            offset = parse_offset(logged)
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(
+                "the checkpoint is of an earlier version, which staged items in files: end that "
+                "query with the version that began it, and begin a new one"
+            ) from None
+        if not self._choice.means(offset.queue):
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
-                f"checkpoint is of queue {plan.queue!r}, and staged items would appear under the "
-                "wrong name. Give other queues their own checkpoint and staging location"
+                f"checkpoint is of queue {offset.queue!r}. Give other queues their own checkpoint"
             )
-        self._batches.check(plan)
-        return plan
+        return offset
 
     def latest_offset(self, start: Mapping[str, Any], limits: BatchLimits) -> dict[str, Any]:
         """Return the offset of the next batch, or `start` if there are no items.
 
         Raises:
-            StagingInUse: the staging location belongs to another query or another checkpoint.
-            ConfigError: the checkpoint is of other queues.
+            ConfigError: the checkpoint is of other queues, or Spark does not log each batch.
+            CheckpointIsOver: the servers know of later batches.
             QueueCannotBeRead: the query ends once it has read what was there, and a server has a
                 queue but refuses to let it be read, or it is paused.
         """
-        before = self.plan_of(start)
-        if self._batches.settle(before) and self._remaining is not None:
-            self._remaining = self._steady_counts()
+        before = self.offset_of(start)
+        self._check_logged(before)
+        if not before.name:
+            self._reached("naming")
+            return self._return(before, replace(before, name=self._new_name()))
+        carried = self._settle(before)
+        self._reached("settled")
         if self.is_limited:
             self._servers.check_readable(self._patience)
-        limits = self._rated(limits)
-        allowed = self._items_left(limits)
-        if allowed is None:
-            found = self._servers.with_items(self._wait)
-        else:
-            found = [
-                replace(one, items=allowed[one.server, one.queue])
-                for one in (self._servers.with_items(0.0) if any(allowed.values()) else [])
-                if allowed.get((one.server, one.queue))
-            ]
-        reserving = self._servers.reserving(sorted({one.server for one in found})) if found else {}
-        waiting = [one for one in found if one.server in reserving]
-        # If they are too many for a batch, or a long item uses it up, others are first next time.
-        self._random.shuffle(waiting)
-        shares = share_out(waiting, limits.items, limits.bytes, self._partitions, reserving)
-        patience = self._patience if self.is_limited else 0.0
-        plan = self._batches.make(before, str(self._choice), shares, patience) if shares else None
-        if plan is None:
+        held = self._reserve_patiently(before.name, before.epoch + 1, carried, self._rated(limits))
+        self._reached("reserved")
+        if not held:
             if self._remaining is not None and any(self._remaining.values()):
                 # Other readers took the rest, or somebody paused a queue: then this raises.
                 self._servers.counts()
             return dict(start)
-        return plan.to_offset()
+        (name,) = {one.name for one in held.values()}
+        servers = tuple(self._servers.known())
+        now = self._clock.now()
+        offset = HeldOffset(name, before.epoch + 1, str(self._choice), now, carried | held, servers)
+        return self._return(before, offset)
 
     def limit_to_present_items(self) -> None:
         """From now on, take no more than the servers have now.
@@ -195,7 +181,6 @@ class StreamDriver:
             ServerUnavailable: no server can be asked.
             QueueCannotBeRead: a server has a queue but refuses to let it be read.
         """
-        self._batches.restart_counting()
         self._servers.check_readable(self._patience)
         counts = self._servers.counts()
         if not counts:
@@ -214,13 +199,127 @@ class StreamDriver:
         return self._backlog
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Delete the parts of all batches up to `end`."""
-        self._batches.commit(self.plan_of(end))
+        """Take note that Spark has logged the batch behind `end`."""
+        if self._unlogged == self.offset_of(end):
+            self._unlogged = None
 
     def close(self) -> None:
-        """Close the connections, and release the staging location."""
+        """Close the connections."""
         self._servers.close()
-        self._batches.close()
+
+    def _return(self, before: HeldOffset, offset: HeldOffset) -> dict[str, Any]:
+        self._returned, self._unlogged = offset, before if before.name else None
+        return offset.to_json()
+
+    def _check_logged(self, before: HeldOffset) -> None:
+        """Check that Spark logs each offset before it asks for the next one.
+
+        Otherwise a query that dies would begin with one that is finished.
+        """
+        if before == self._returned and self._unlogged is not None:
+            raise ConfigError(
+                "reading kestrel: asyncProgressTrackingEnabled is not allowed: Spark must log each "
+                "batch before it runs"
+            )
+
+    def _new_name(self) -> str:
+        return f"{self._prefix}-{uuid4().hex[:16]}"
+
+    def _settle(self, before: HeldOffset) -> dict[str, Held]:
+        """Finish what `before` holds; return what the servers could not be told."""
+        batch = (before.name, before.epoch)
+        if self._told[0] != batch:
+            self._told = (batch, set())
+        carried = {}
+        for server in sorted({*before.held, *self._servers.known()} - self._told[1]):
+            held = before.held.get(server, Held(*batch))
+            epoch = before.epoch if held.name == before.name else held.epoch
+            if self._servers.settle(server, held, epoch):
+                self._told[1].add(server)
+            else:
+                carried[server] = held
+            self._reached("settling")
+        return carried
+
+    def _reserve_patiently(
+        self, name: str, epoch: int, but: Collection[str], limits: BatchLimits
+    ) -> dict[str, Held]:
+        """Reserve the items of the next batch; wait for one if there is none."""
+        deadline = self._clock.monotonic() + (0.0 if self.is_limited else self._wait)
+        while True:
+            begun = self._clock.monotonic()
+            try:
+                found = self._reserve(name, epoch, but, limits)
+            except CheckpointIsOver as error:
+                if self._fails_on_loss:
+                    raise
+                _log.warning("%s", error)
+                name = self._new_name()
+                continue
+            now = self._clock.monotonic()
+            if found or now >= deadline:
+                return found
+            self._pause(min(max(_POLL, (now - begun) * _IDLE_SHARE), deadline - now))
+
+    def _reserve(
+        self, name: str, epoch: int, but: Collection[str], limits: BatchLimits
+    ) -> dict[str, Held]:
+        """Reserve items of all queues in turn, until the limits."""
+        most = self._remaining
+        if most is None and limits.items is None:
+            most = _by_queue(self._servers.counts())
+        places = [place for place in self._servers.queues(but) if most is None or most.get(place)]
+        items = sum((most or {}).values()) if limits.items is None else limits.items
+        size, largest = limits.bytes, 0
+        taken: dict[Place, list[tuple[str, int]]] = {}
+        while places and items > 0 and size > 0:
+            places = places[:items]
+            room = size // len(places)
+            each, more = divmod(items, len(places))
+            fitting = MAX_RESERVED
+            if room < _MOST_BYTES:
+                fitting = max(1, room // largest) if largest else 1
+            requests = {}
+            for number, place in enumerate(places):
+                wanted = min(each + (number < more), fitting, MAX_RESERVED)
+                tag = tag_of(name, epoch, len(taken.get(place, ())))
+                requests[place] = (tag, wanted if most is None else min(wanted, most[place]))
+            answers = self._servers.reserve(requests)
+            self._reached("reserving")
+            for place, answer in answers.items():
+                if isinstance(answer, ServerRefused) and is_refusal(answer):
+                    _log.info("%s: queue %s: %s", *place, answer)
+                    continue
+                count = self._checked(answer, place)
+                taken.setdefault(place, []).append((count.nonce, count.count))
+                items -= count.count
+                size -= count.bytes
+                largest = max(largest, -(-count.bytes // count.count))
+                if most is not None:
+                    most[place] = max(0, most[place] - count.count)
+            places = [
+                place
+                for place in places
+                if isinstance(answers.get(place), ReservedCount) and (most is None or most[place])
+            ]
+        held: dict[str, dict[str, list[tuple[str, int]]]] = {}
+        for (server, queue), parts in taken.items():
+            held.setdefault(server, {})[queue] = parts
+        return {server: Held(name, epoch, queues) for server, queues in held.items()}
+
+    def _checked(self, answer: ReservedCount | ServerRefused | None, place: Place) -> ReservedCount:
+        if answer is None or is_retired(answer):
+            raise CheckpointIsOver(
+                f"{place[0]} knows of later batches of this query than the checkpoint: it is an "
+                "old copy, or another query uses it. With failOnDataLoss=false it goes on as a new "
+                "query"
+            )
+        if isinstance(answer, ServerRefused):
+            raise KestrelError(
+                f"{place[0]} cannot be read by Spark: it must be a server of kestrelmq, of this "
+                f"version or later ({answer})"
+            )
+        return answer
 
     def _rated(self, limits: BatchLimits) -> BatchLimits:
         """Return the limits of a batch that takes what `rate` allows since the last call."""
@@ -238,26 +337,8 @@ class StreamDriver:
         most = items if limits.items is None else min(items, limits.items)
         return BatchLimits(most, limits.bytes)
 
-    def _steady_counts(self) -> dict[tuple[str, str], int]:
-        """Return what the servers' queues have when all that goes back to them is there."""
-        found = self._servers.counts()
-        while True:
-            self._pause(COUNTING_PAUSE)
-            before, found = found, self._servers.counts()
-            if found == before:
-                return _by_queue(found)
 
-    def _items_left(self, limits: BatchLimits) -> dict[tuple[str, str], int] | None:
-        """Return how many items may be taken from each server's queues, or None for no limit."""
-        if self._remaining is None:
-            return _by_queue(self._servers.counts()) if limits.items is None else None
-        for key, items in self._batches.newly_taken().items():
-            # A queue that gave nothing has none of those items left.
-            self._remaining[key] = max(0, self._remaining.get(key, 0) - items) if items else 0
-        return self._remaining
-
-
-def _by_queue(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
+def _by_queue(counts: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
     """Return counts of servers' queues by server and queue."""
     return {
         (server, name): items for server, found in counts.items() for name, items in found.items()

@@ -4,10 +4,7 @@ The queues are either drained or copied. To copy a queue, `archive` reads a fano
 which gets all items added to the queue from when the child is created; the queue's own readers are
 not disturbed.
 
-One source reads all queues. The directory `_staging` says which: it has a staging location named as
-the only queue, or `~queues`, in which a file names them. Earlier versions read each queue by a
-source of its own, from a staging location of its own; such an archive is continued like that,
-because Spark knows the sources of a query by their number.
+One source reads all queues; a note in the directory `_queues` says which.
 
 `archive_journals` writes what is added to queues to such a table from their journals, and takes
 nothing from a server. What counts is in `new_items`.
@@ -18,11 +15,9 @@ writes each batch to it once. A crash may leave files in a Parquet table that be
 Spark ignores them, but other readers of Parquet do not.
 """
 
-import functools
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +29,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DateType, StructField, StructType
 
-from kestrelmq.disk.renaming import make_directory, rename_durably
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of, queue_name_error
 from kestrelmq.spark.live.options import (
@@ -46,7 +40,6 @@ from kestrelmq.spark.live.options import (
 from kestrelmq.spark.live.queue_choice import QueueChoice, literally
 from kestrelmq.spark.live.server_probe import ServerProbe
 from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
-from kestrelmq.spark.live.staging import Staging
 from kestrelmq.spark.reading import DEFAULT_FORMAT, place_of, read_table, table_path
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
@@ -55,11 +48,9 @@ from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import Location
 from kestrelmq.spark.storage.spool import check_apart
 
-STAGING: Final = "_staging"
+QUEUES: Final = "_queues"
 CHECKPOINT: Final = "_checkpoint"
-_SEVERAL: Final = "~queues"
-"""The staging location of several queues; no queue has this name."""
-_QUEUES: Final = "queues"
+_CHOICE: Final = "queues"
 JOURNALS: Final = "_journals"
 _SOURCE: Final = "source.json"
 _FOLLOWED: Final = (
@@ -75,9 +66,8 @@ class ArchiveOptions:
     Attributes:
         cluster: the servers.
         queues: names and patterns of the queues, without duplicates.
-        output: the table: any path that the session can write. Its subdirectories `_staging` and
-            `_checkpoint` hold staged items and the checkpoint, so that a query that is started
-            again continues where it stopped.
+        output: the table: any path that the session can write. Its subdirectory `_checkpoint` holds
+            the checkpoint, so that a query that is started again continues where it stopped.
         child: copy through the fanout child with this name; None drains the queues.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes in a batch.
@@ -183,17 +173,10 @@ def archive(
     choice = options.choice()
     if every is None and not is_begun(output):
         _check_readable(options, choice, needs_server=True)
-    sources: list[tuple[Path | Location, QueueChoice]]
-    if isinstance(output, Location):
-        _check_kept(output, STAGING, _QUEUES, str(choice), JOURNALS)
-        sources = [(output / STAGING, choice)]
-    else:
-        _check_same_queues(Path(output), choice)
-        sources = list(_sources(Path(output), choice).items())
+    _check_kept(output, QUEUES, _CHOICE, str(choice), JOURNALS)
     if options.child is not None:
         _check_readable(options, choice, needs_server=False)
-    tables = [_read(spark, options, queues, location) for location, queues in sources]
-    rows = functools.reduce(DataFrame.union, tables)
+    rows = _read(spark, options, choice)
     return _start(rows, options.output, options.table_format, every)
 
 
@@ -290,18 +273,15 @@ def archived(
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
-def _read(
-    spark: SparkSession, options: ArchiveOptions, queues: QueueChoice, location: Path | Location
-) -> DataFrame:
-    storage = location.as_options() if isinstance(location, Location) else {}
+def _read(spark: SparkSession, options: ArchiveOptions, queues: QueueChoice) -> DataFrame:
     return (
         spark.readStream.format(KESTREL_FORMAT)
-        .options(**options.cluster.as_options(), **storage)
+        .options(**options.cluster.as_options())
         .option("queue", str(queues))
-        .option("create_children", str(options.child is not None))
-        .option("staging_location", str(location))
-        .option("max_items_per_batch", str(options.max_items_per_batch))
-        .option("max_bytes_per_batch", str(options.max_bytes_per_batch))
+        .option("queryName", "archive")
+        .option("createChildren", str(options.child is not None))
+        .option("maxItemsPerTrigger", str(options.max_items_per_batch))
+        .option("maxBytesPerTrigger", str(options.max_bytes_per_batch))
         .load()
     )
 
@@ -309,7 +289,7 @@ def _read(
 def is_begun(output: str | Location) -> bool:
     """Whether there is an archive, perhaps one without rows."""
     place = output if isinstance(output, Location) else Path(output)
-    return any((place / mark).exists() for mark in (STAGING, JOURNALS))
+    return any((place / mark).exists() for mark in (QUEUES, JOURNALS))
 
 
 def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_server: bool) -> None:
@@ -325,64 +305,29 @@ def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_serve
             raise probe.unavailable()
 
 
-def _check_same_queues(output: Path, choice: QueueChoice) -> None:
-    """Check that a query is not started again with other queues than before.
-
-    Raises:
-        ConfigError: the archive is of other queues.
-    """
-    if (output / JOURNALS).exists():
-        raise ConfigError(f"archive: {output} is an archive of journals, not of live queues")
-    staging = output / STAGING
-    if not staging.exists():
-        unfinished = output / f"{STAGING}~"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        make_directory(unfinished / (choice.only or _SEVERAL))
-        if choice.only is None:
-            Staging(unfinished / _SEVERAL).keep_first(_QUEUES, str(choice))
-        rename_durably(unfinished, staging)
-    several = staging / _SEVERAL
-    if several.exists():
-        before = QueueChoice.parse((several / _QUEUES).read_text())
-    else:
-        before = QueueChoice.of_names(directory.name for directory in staging.iterdir())
-    if before != choice:
-        raise ConfigError(
-            f"archive: {output} holds the queues {before.shown()}, not {choice.shown()}: archive "
-            "other queues to another directory"
-        )
-
-
-def _sources(output: Path, choice: QueueChoice) -> dict[Path, QueueChoice]:
-    """Return the staging location of each source of an archive, with its queues."""
-    several = output / STAGING / _SEVERAL
-    if several.exists():
-        return {several: choice}
-    return {output / STAGING / name: QueueChoice.of_names([name]) for name in choice.names}
-
-
 def _check_same_journals(options: JournalArchiveOptions, output: str | Location) -> None:
     """Check that a query is not started again with other journals than before."""
     path = str(options.path)
     if not isinstance(options.path, Location):
         path = os.path.abspath(path)  # noqa: PTH100 # it may be a glob, and keeps links
     source = {"path": path, "queues": sorted(set(options.queues))}
-    if isinstance(output, Location):
-        _check_kept(output, JOURNALS, _SOURCE, json.dumps(source), STAGING)
-        return
-    if (Path(output) / STAGING).exists():
-        raise ConfigError(f"archive: {output} is an archive of live queues, not of journals")
-    before = json.loads(Staging(Path(output) / JOURNALS).keep_first(_SOURCE, json.dumps(source)))
-    if before != source:
-        queues = ", ".join(before["queues"]) or "all queues"
-        raise ConfigError(
-            f"archive: {output} holds {queues} of the journals in {before['path']}: archive others "
-            "to another directory"
-        )
+
+    def shown(text: str) -> str:
+        note = json.loads(text)
+        return f"{', '.join(note['queues']) or 'all queues'} of the journals in {note['path']}"
+
+    _check_kept(output, JOURNALS, _SOURCE, json.dumps(source), QUEUES, shown)
 
 
-def _check_kept(output: Location, directory: str, name: str, text: str, other: str) -> None:
-    """Check that an archive in a store is continued as it was begun; a new one gets the note.
+def _check_kept(
+    output: str | Location,
+    directory: str,
+    name: str,
+    text: str,
+    other: str,
+    shown: Callable[[str], str] = str,
+) -> None:
+    """Check that an archive is continued as it was begun; a new one gets the note.
 
     Args:
         output: the archive.
@@ -390,18 +335,27 @@ def _check_kept(output: Location, directory: str, name: str, text: str, other: s
         name: the name of the note.
         text: what the archive is to be of.
         other: the directory that an archive of the other kind has.
+        shown: what a note says, for the error.
 
     Raises:
         ConfigError: it is of something else.
     """
-    if (output / other).exists():
-        kind = "live queues" if other == STAGING else "journals"
+    place = output if isinstance(output, Location) else Path(output)
+    if (place / other).exists():
+        kind = "live queues" if other == QUEUES else "journals"
         raise ConfigError(f"archive: {output} is an archive of {kind}")
-    note = output / directory / name
-    if not note.exists():
-        note.write(text.encode())
-    before = bytes(note.read()).decode()
+    note = place / directory / name
+    if isinstance(note, Location):
+        if not note.exists():
+            note.write(text.encode())
+        before = bytes(note.read()).decode()
+    else:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        if not note.exists():
+            note.write_text(text)
+        before = note.read_text()
     if before != text:
         raise ConfigError(
-            f"archive: {output} holds {before}, not {text}: archive others to another directory"
+            f"archive: {output} holds {shown(before)}, not {shown(text)}: "
+            "archive others to another directory"
         )

@@ -143,7 +143,7 @@ def test_an_item_that_no_server_takes_does_not_hold_up_the_others() -> None:
     assert store.items == [b"0", b"2"]
     reason = "an item of queue 'q' has 3 bytes, and the servers take at most 2"
     assert rejected == [DeadLetter("q", b"123", 2000, reason)]
-    with pytest.raises(CannotBeStored, match=r"has 3 bytes.* 'dead_letter_path' keeps such rows"):
+    with pytest.raises(CannotBeStored, match=r"has 3 bytes.* 'deadLetterPath' keeps such rows"):
         ItemSender(Store([0]), 3.0, clock, clock.advance, largest=lambda _queue: 2).send(
             "q", [b"123"]
         )
