@@ -241,6 +241,24 @@ def test_rows_that_can_never_be_items_are_dead_letters(spark: SparkSession, tmp_
         restore(spark, str(tmp_path / "mended"), str(tmp_path / "spool"), since=datetime.now(UTC))
 
 
+def test_a_batch_that_is_run_again_is_stored_once(
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
+) -> None:
+    """By the numbers of its rows, unless that was not wanted."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1").write_text("\n".join(map(str, range(300))))
+    for queue, once, times in (("once", "true", 1), ("often", "false", 2)):
+        for _ in range(2):
+            rows = spark.readStream.text(str(tmp_path / "in")).withColumnRenamed("value", "data")
+            writer = rows.writeStream.format("kestrel").options(servers=cluster, queue=queue)
+            writer = writer.options(exactlyOnce=once, checkpointLocation=str(tmp_path / queue))
+            assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
+            for file in (tmp_path / queue / "commits").iterdir():
+                file.unlink()
+        found = sorted(map(int, client.consume(queue, idle_timeout=0)))
+        assert found == sorted([*range(300)] * times)
+
+
 def test_a_stream_from_queue_to_queue(spark: SparkSession, tmp_path: Path) -> None:
     """Source and sink together: every item moves once. One server is on a Unix socket."""
     with (

@@ -111,6 +111,7 @@ class KestrelWriteOptions:
         delay: seconds for which each item waits before it may be read; None for none.
         dead_letter_path: a directory for rows that can never become items, perhaps in a store;
             None fails the query.
+        exactly_once: whether a task that is run again stores nothing twice.
     """
 
     cluster: ClusterOptions
@@ -118,6 +119,7 @@ class KestrelWriteOptions:
     patience: float = DEFAULT_PATIENCE
     delay: float | None = None
     dead_letter_path: str | Location | None = None
+    exactly_once: bool = True
 
 
 def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
@@ -168,7 +170,8 @@ def kestrel_write_options(given: Mapping[str, str]) -> KestrelWriteOptions:
             options.take("queue", None, _queue),
             options.take("patience", DEFAULT_PATIENCE, a_time),
             options.take("delay", None, a_time),
-            options.take("dead_letter_path", None, partial(_dead_letter_path, options.storage())),
+            options.take("deadLetterPath", None, partial(_dead_letter_path, options.storage())),
+            options.take("exactlyOnce", True, a_boolean),
         )
     )
 

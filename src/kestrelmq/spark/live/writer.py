@@ -1,9 +1,14 @@
-"""Write `kestrel`: add rows to queues as items, on any of the servers that accepts them.
+"""Write `kestrel`: add rows to queues as items.
 
-Items are written at least once: a failed task is run again from its beginning, and an add whose
-reply was lost is sent again. A full queue is not a failure: the task waits for room, and so does
-everything after it. If no item was stored for the time that the option `patience` gives, the task
-fails, and with it the query; when the query is started again, it sends the batch again.
+A failed task is run again from its beginning, and an add whose reply was lost is sent again. So
+that each item is stored once, a partition is a producer (`PutMark`) that numbers its items in each
+queue, and keeps to one server: a batch that is run again has the same numbers, if it has the same
+rows in the same order. Otherwise, without `exactlyOnce`, items go to any server that accepts them,
+at least once.
+
+A full queue is not a failure: the task waits for room, and so does everything after it. If no item
+was stored for the time that the option `patience` gives, the task fails, and with it the query;
+when the query is started again, it sends the batch again.
 
 A row that can never become an item, because it is larger than any server takes, has no data or
 names no queue, is a dead letter: see `dead_letters`.
@@ -15,11 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
-from typing import Final, Protocol
+from itertools import groupby, takewhile
+from typing import Any, Final, Protocol
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -29,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from kestrelmq.client import Client, commands
 from kestrelmq.client.blocking import Connection
-from kestrelmq.client.cluster import Membership
+from kestrelmq.client.cluster import FixedMembership, Membership, by_affinity
 from kestrelmq.client.options import LONGEST_DELAY, ClientOptions, Expiry
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import (
@@ -38,6 +45,7 @@ from kestrelmq.errors import (
     InvalidRequest,
     KestrelError,
     ServerRefused,
+    ServerUnavailable,
 )
 from kestrelmq.names import queue_name_error
 from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
@@ -45,6 +53,9 @@ from kestrelmq.spark.live.options import KestrelWriteOptions
 from kestrelmq.spark.sinks import written_columns
 
 _COLUMNS: Final = ("queue", "data", "expiry", "due")
+_QUERY: Final = "sql.streaming.queryId"
+_BATCH: Final = "streaming.sql.batchId"
+_BATCH_SHIFT: Final = 32
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -68,9 +79,35 @@ class PutClient(Protocol):
         expiry: Expiry = None,
         *,
         delay: float | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
         retry_unknown: bool | None = None,
     ) -> list[bool]:
         """Add items; return for each whether it was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """How the items of a partition are numbered.
+
+    Attributes:
+        producer: the name of the partition.
+        begin: the number of its first item in each queue.
+    """
+
+    producer: str
+    begin: int
+
+
+def numbering(write: str) -> Numbering:
+    """Return that of this task, of a stream or of the write of a table with this name."""
+    task = TaskContext.get()
+    assert task is not None  # noqa: S101 # a writer runs in a task
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    if query is None or batch is None:
+        return Numbering(f"{write}.{task.partitionId()}", 1)
+    name = query.replace("-", "")
+    return Numbering(f"{name}.{task.partitionId()}", (int(batch) + 1 << _BATCH_SHIFT) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +130,7 @@ class ItemSender:
         delay: float | None = None,
         largest: Callable[[str], int | None] = lambda _queue: None,
         reject: Reject | None = None,
+        numbered: Numbering | None = None,
     ) -> None:
         """Prepare to send.
 
@@ -105,7 +143,11 @@ class ItemSender:
             largest: asks for the most bytes of an item of a queue that a server takes; None if that
                 is not limited, or not known.
             reject: takes items that are larger; None fails.
+            numbered: how the items are numbered; None if they are not. The client has one server.
         """
+        self._numbered = numbered
+        self._next: dict[str, int] = {}
+        self._limits: dict[str, int | None] = {}
         self._client = client
         self._largest = largest
         self._reject = reject or DeadLetters(None).add
@@ -135,14 +177,56 @@ class ItemSender:
             InvalidRequest: an item cannot be sent.
             ServerRefused: no server would ever accept an item.
         """
-        left, are_checked = list(items), False
+        if self._numbered is None:
+            self._send(queue, items, expiry, due)
+            return
+        begin = self._next.get(queue, self._numbered.begin)
+        self._next[queue] = begin + len(items)
+        for number, some in self._fitting(queue, items, expiry):
+            mark = {"producer": self._numbered.producer, "sequence": begin + number}
+            self._send(queue, some, expiry, due, mark)
+
+    def _fitting(
+        self, queue: str, items: Sequence[bytes], expiry: Expiry
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield runs of items that are not too large, each with the place of its first.
+
+        Those that are too large are rejected before anything is sent, by every attempt.
+        """
+        if queue not in self._limits:
+            self._limits[queue] = self._largest(queue)
+        fitting = self._without_too_large(queue, list(items), expiry, self._limits[queue])
+        if len(fitting) == len(items):
+            yield 0, fitting
+            return
+        limit = self._limits[queue] or 0
+        for fits, run in groupby(enumerate(items), lambda one: len(one[1]) <= limit):
+            if fits:
+                places, some = zip(*run, strict=True)
+                yield places[0], list(some)
+
+    def _send(
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        expiry: Expiry,
+        due: int | None,
+        mark: dict[str, Any] | None = None,
+    ) -> None:
+        """Do what `send` does; `mark` has the producer, and the number of the first item."""
+        left, are_checked = list(items), mark is not None
         pause = _FIRST_PAUSE
         deadline = self._clock.monotonic() + self._patience
         while left:
             reason = "the servers refuse it: the queue is full, or the item is too large"
             try:
                 stored: Sequence[bool | None] = self._client.put_many(
-                    queue, left, expiry, delay=self._delay_until(due), retry_unknown=True
+                    queue,
+                    left,
+                    expiry,
+                    delay=self._delay_until(due),
+                    retry_unknown=True,
+                    **(mark or {}),
                 )
             except ClientError as error:
                 hopeless = isinstance(error, InvalidRequest) or (
@@ -152,6 +236,11 @@ class ItemSender:
                     raise
                 stored, reason = error.stored, str(error)
             done = sum(outcome is True for outcome in stored)
+            if mark is not None:
+                # Behind one that is refused none is stored; what is unknown is sent again as it is.
+                done = sum(1 for _ in takewhile(lambda outcome: outcome is True, stored))
+                stored = stored[:done]
+                mark = mark | {"sequence": mark["sequence"] + done}
             if done:
                 left = [
                     item
@@ -160,7 +249,8 @@ class ItemSender:
                 ]
                 pause, deadline = _FIRST_PAUSE, self._clock.monotonic() + self._patience
             if left and not are_checked:
-                left, are_checked = self._without_too_large(queue, left, expiry), True
+                largest, are_checked = self._largest(queue), True
+                left = self._without_too_large(queue, left, expiry, largest)
             if not left:
                 return
             if self._clock.monotonic() >= deadline:
@@ -178,9 +268,10 @@ class ItemSender:
         left = min((due - self._clock.now()) / 1000, LONGEST_DELAY)
         return left if left > 0 else None
 
-    def _without_too_large(self, queue: str, items: list[bytes], expiry: Expiry) -> list[bytes]:
+    def _without_too_large(
+        self, queue: str, items: list[bytes], expiry: Expiry, largest: int | None
+    ) -> list[bytes]:
         """Reject the items that no server would ever take; return the others."""
-        largest = self._largest(queue)
         if largest is None:
             return items
         for item in items:
@@ -226,11 +317,16 @@ class _RowWriter:
         """
         check_columns(schema, queue_given=options.queue is not None)
         self._options = options
+        self._name = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
         items = 0
-        membership = self._options.cluster.membership()
+        membership: Membership = self._options.cluster.membership()
+        numbered = None
+        if self._options.exactly_once:
+            numbered = numbering(self._name)
+            membership = _home(membership, numbered.producer)
         dead_letters = DeadLetters(self._options.dead_letter_path)
         with Client(membership) as client:
             sender = ItemSender(
@@ -239,6 +335,7 @@ class _RowWriter:
                 delay=self._options.delay,
                 largest=partial(largest_item, membership),
                 reject=dead_letters.add,
+                numbered=numbered,
             )
             zone = written_columns.session_zone()
             for batch in iterator:
@@ -249,6 +346,21 @@ class _RowWriter:
                 items += batch.num_rows
         dead_letters.flush()
         return ItemsWritten(items)
+
+
+def _home(membership: Membership, producer: str) -> Membership:
+    """Return the server of a producer alone, which changes only if servers join or leave.
+
+    Raises ServerUnavailable: no server is known.
+    """
+    membership.start()
+    try:
+        servers = membership.writes()
+    finally:
+        membership.close()
+    if not servers:
+        raise ServerUnavailable("no server is known")
+    return FixedMembership(by_affinity(frozenset(servers), producer)[:1])
 
 
 class KestrelWriter(_RowWriter, DataSourceArrowWriter):

@@ -100,8 +100,9 @@ def restore_live(
         ValueError: the table has items, but no data; or a time cannot be read.
     """
     rows, order = _chosen(spark, source, table_format, since, until)
-    ordered = rows.repartition("queue").sortWithinPartitions("queue", *order)
     kept = [name for name in ("queue", "data", "expiry", "due") if name in rows.columns]
+    # The order of what a task writes must be the same when it is run again.
+    ordered = rows.repartition("queue").sortWithinPartitions("queue", *order, *kept[1:])
     written = ordered.select(*kept)
     writer, restored = counted(written.drop("queue") if queue is not None else written)
     options = cluster.as_options() | ({"queue": queue} if queue is not None else {})

@@ -41,11 +41,12 @@ def test_options_are_parsed() -> None:
         {"servers": "a:1", "checkpointLocation": "/c"}
     ) == KestrelWriteOptions(ClusterOptions("a:1"))
     found = kestrel_write_options(
-        {"zookeeper": "z:1", "path_prefix": "/p", "patience": "5", "delay": "500ms"}
+        {"zookeeper": "z:1", "pathPrefix": "/p", "patience": "5", "delay": "500ms"}
     )
-    dead = kestrel_write_options({"servers": "a:1", "dead_letter_path": "file:///d"})
+    assert not kestrel_write_options({"servers": "a:1", "exactlyOnce": "false"}).exactly_once
+    dead = kestrel_write_options({"servers": "a:1", "deadLetterPath": "file:///d"})
     assert dead.dead_letter_path == "/d"
-    stored = {"servers": "a:1", "dead_letter_path": "s3://b/d", "storage.region": "x"}
+    stored = {"servers": "a:1", "deadLetterPath": "s3://b/d", "storage.region": "x"}
     assert str(kestrel_write_options(stored).dead_letter_path) == "s3://b/d"
     assert found == KestrelWriteOptions(ClusterOptions(None, "z:1", "/p"), None, 5.0, 0.5)
 

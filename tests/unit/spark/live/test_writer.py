@@ -32,6 +32,8 @@ class Store:
         expiry: Expiry = None,  # noqa: ARG002 # nothing expires
         *,
         delay: float | None = None,
+        producer: str | None = None,  # noqa: ARG002 # no item has a number here
+        sequence: int | None = None,  # noqa: ARG002 # as above
         retry_unknown: bool | None = None,  # noqa: ARG002 # nothing is unknown
     ) -> list[bool]:
         """Store as many as there is room for."""
