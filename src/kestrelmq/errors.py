@@ -149,5 +149,12 @@ class ServerRefused(ClientError):  # noqa: N818
         self.kind = kind
 
 
+class AuthenticationFailed(ServerRefused):
+    """The user or the password is wrong, or the server needs one; no other server is tried."""
+
+    def __init__(self, message: str, kind: str = "CLIENT_ERROR") -> None:
+        super().__init__(message, kind)
+
+
 class ProtocolError(ClientError):
     """A server sent something that is not a reply; the operation may have happened."""

@@ -152,7 +152,8 @@ def test_the_token_opens_and_never_shows(guarded: Admin) -> None:
 
 def test_off_loopback_nothing_is_changed_without_tokens(tmp_path: Path) -> None:
     """A listener that others can reach refuses every change while no token is configured."""
-    with running_server(tmp_path, "--listen", "0.0.0.0") as server:
+    config = 'listen_address = "0.0.0.0"\nallow_unauthenticated = true\n'
+    with running_server(tmp_path, config=config) as server:
         admin = Admin(server)
         prepare(admin)
         for method, path in CHANGES:
@@ -164,7 +165,9 @@ def test_off_loopback_nothing_is_changed_without_tokens(tmp_path: Path) -> None:
 
 def test_off_loopback_the_token_opens(tmp_path: Path) -> None:
     """With a token the same listener serves changes, under any name."""
-    config = f'listen_address = "0.0.0.0"\nadmin_tokens = ["{TOKEN}"]\n'
+    config = (
+        f'listen_address = "0.0.0.0"\nallow_unauthenticated = true\nadmin_tokens = ["{TOKEN}"]\n'
+    )
     with running_server(tmp_path, config=config) as server:
         headers = {"Authorization": f"Bearer {TOKEN}", "Host": "queues.example"}
         reply = Admin(server).ask("POST", f"{PREFIX}/queues", {"name": "jobs"}, **headers)

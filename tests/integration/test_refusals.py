@@ -94,7 +94,7 @@ def test_what_refuses_a_whole_item_refuses_one_that_is_dropped(tmp_path: Path) -
         reply = b"SERVER_ERROR queue short is paused for writes\r\n"
         memcache.ask(bytes(500_000) + b"\r\n", reply)
         memcache.ask(dropped % b"closed", b"")
-        reply = b"SERVER_ERROR this client may not add to closed\r\n"
+        reply = b"CLIENT_ERROR this client may not add to closed\r\n"
         memcache.ask(bytes(500_000) + b"\r\n", reply)
         assert refused(server, "short") == {"paused": 1}
         memcache.ask(b"status readonly\r\n", b"END\r\n")
@@ -109,8 +109,8 @@ def test_a_client_without_the_right_id_counts(tmp_path: Path) -> None:
             client.put("closed", b"from before")
         server.stop()
     with running_server(tmp_path, config=CONFIG) as server, Wire(server) as memcache:
-        memcache.ask(b"get closed\r\n", b"SERVER_ERROR this client may not read closed\r\n")
-        put(memcache, "closed", "x", reply=b"SERVER_ERROR this client may not add to closed\r\n")
+        memcache.ask(b"get closed\r\n", b"CLIENT_ERROR this client may not read closed\r\n")
+        put(memcache, "closed", "x", reply=b"CLIENT_ERROR this client may not add to closed\r\n")
         assert refused(server, "closed") == {"forbidden": 2}
         assert server.logged("queue closed refused requests: forbidden 1")
 

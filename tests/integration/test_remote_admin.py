@@ -48,7 +48,7 @@ class RemoteWire(Wire):
 @contextmanager
 def open_server(tmp_path: Path, config: str = "") -> Iterator[ServerProcess]:
     """Run a server that other machines can reach."""
-    config = f'listen_address = "0.0.0.0"\n{config}'
+    config = f'listen_address = "0.0.0.0"\nallow_unauthenticated = true\n{config}'
     with running_server(tmp_path, config=config) as server:
         yield server
 

@@ -113,7 +113,7 @@ def test_command_line(server: ServerProcess, sockets: Path) -> None:
 
 def test_everyone_on_this_machine_may_administer(tmp_path: Path, sockets: Path) -> None:
     """Off loopback and without a token, changes are refused on the port and made on the socket."""
-    config = 'listen_address = "0.0.0.0"\n'
+    config = 'listen_address = "0.0.0.0"\nallow_unauthenticated = true\n'
     with running_server(tmp_path, *flags(sockets), config=config) as server:
         port = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE)
         port.request("POST", "/api/v1/queues/jobs/flush")

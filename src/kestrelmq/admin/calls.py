@@ -14,12 +14,16 @@ from urllib.parse import unquote
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from kestrelmq.access.users import User
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.connections import HttpConnection
 from kestrelmq.admin.errors import ApiError, busy
+from kestrelmq.admin.guard import USER
 from kestrelmq.admin.sampling import Sampler
+from kestrelmq.admin.sessions import Sessions
 from kestrelmq.clock import SystemClock
 from kestrelmq.names import queue_name_error
+from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import Action
@@ -72,6 +76,7 @@ class AdminContext:
         token_needed: whether changes need a token.
         changes_allowed: whether changes can be made at all.
         reserves: the requests to reserve items that are served.
+        sessions: those of the console.
         transfers: the exports and imports that are served.
     """
 
@@ -80,6 +85,7 @@ class AdminContext:
     token_needed: bool
     changes_allowed: bool
     reserves: LongRequests
+    sessions: Sessions
     transfers: LongRequests = field(
         default_factory=lambda: LongRequests(
             MAX_TRANSFERS, "exports and imports", "too_many_transfers"
@@ -201,9 +207,23 @@ class Call:
         if refusal is not None:
             raise ApiError(503, "refused_by_status", refusal)
 
-    def check_client(self, *, write: bool) -> None:
-        """Check that HTTP clients may use the queue. Raises ClientForbidden: they may not."""
-        self.admin.context.check_client(self.name, write=write)
+    @property
+    def user(self) -> User | None:
+        """Who sends the request; None where there are no users."""
+        user: User | None = self.request.get(USER)
+        return user
+
+    def sees(self, queue: str) -> bool:
+        """Whether lists of queues have this one for the client."""
+        return self.user is None or self.user.may(queue, write=False)
+
+    def check(self, asked: object) -> None:
+        """Check the rights that a request of `protocol/rights.py` takes: it names other queues.
+
+        Raises:
+            ClientForbidden: the client may not make it.
+        """
+        self.admin.context.check_rights(self.user, asked)
 
 
 def _encoding_error(encoded: str, what: str) -> str | None:
@@ -242,6 +262,8 @@ class ApiOperation:
         serve: the handler; the first line of its docstring is the summary in the document.
         answer: the model of its reply; None if the reply has no body.
         tag: its group in the document.
+        right: the right that it takes. One for queues is for that in the path; if the body names
+            the queues, the handler checks it with `Call.check`.
         query, body: the models of its query parameters and its request body.
         statuses: the HTTP statuses of success.
         failures: the HTTP statuses of errors that only some operations return.
@@ -257,6 +279,7 @@ class ApiOperation:
     serve: ApiHandler
     answer: type[BaseModel] | None
     tag: str
+    right: Right
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     statuses: tuple[int, ...] = (200,)

@@ -11,7 +11,6 @@ connection, a request that is sent byte by byte, and a client that does not read
 """
 
 import asyncio
-import ipaddress
 import logging
 import resource
 import socket
@@ -25,6 +24,7 @@ from aiohttp.web_request import BaseRequest
 
 from kestrelmq.admin.errors import ApiError, Handler, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
+from kestrelmq.server import sockets
 from kestrelmq.server.sockets import is_unix
 
 IDLE_TIMEOUT = 30.0
@@ -38,7 +38,6 @@ _CHECKS_PER_TIMEOUT: Final = 4
 _LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a request is still read after its reply was sent."""
 _MOST_HEADERS: Final = 64
-_IPV6_NETWORK: Final = 64
 
 log = logging.getLogger(__name__)
 
@@ -51,21 +50,8 @@ Place = TypeVar("Place")
 
 
 def peer_of(address: object) -> str:
-    """Return the peer that a socket address counts as: an IPv4 address or an IPv6 network.
-
-    All clients on a Unix socket are one peer. One host of an IPv6 network can have more addresses
-    than the server has file descriptors.
-    """
-    host = str(address[0]) if isinstance(address, tuple) and address else ""
-    try:
-        parsed = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, _IPV6_NETWORK), strict=False))
-    return host
+    """Return the peer that a socket address counts as."""
+    return sockets.peer_of(str(address[0]) if isinstance(address, tuple) and address else "")
 
 
 def displaced(

@@ -11,6 +11,9 @@ from typing import Final
 
 from aiohttp import web
 
+from kestrelmq.admin.guard import marked
+from kestrelmq.protocol.rights import Right
+
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -41,4 +44,4 @@ def add_console(app: web.Application, directory: Path) -> None:
         content = path.read_bytes()
         file = _ConsoleFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
         where = "/" if path.name == "index.html" else f"/console/{path.name}"
-        app.router.add_get(where, file.serve)
+        app.router.add_get(where, marked(file.serve, Right.ANYONE))

@@ -2,14 +2,16 @@
 
 from aiohttp import web
 
+from kestrelmq.access.users import NOBODY
 from kestrelmq.admin import openapi, ostrich
-from kestrelmq.admin.errors import ApiError, Handler
-from kestrelmq.admin.guard import SERVER_ACTION
+from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.guard import USER, marked
 from kestrelmq.admin.health import health_of
 from kestrelmq.admin.large_replies import LargeReplies
 from kestrelmq.admin.prometheus import CONTENT_TYPE, Exposition
 from kestrelmq.admin.serverwide import config_in_force
 from kestrelmq.names import MAX_NAME_BYTES
+from kestrelmq.protocol.rights import Right
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes
@@ -33,30 +35,27 @@ class Endpoints:
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes."""
-        for path, read in (
-            ("/stats", self._stats_json),
-            ("/stats.json", self._stats_json),
-            ("/stats.txt", self._stats_text),
-            ("/ping", self._ping),
-            ("/ping.json", self._ping_json),
-            ("/ping.txt", self._ping),
-            ("/server_info", self._server_info),
-            ("/server_info.json", self._server_info),
-            ("/server_info.txt", self._server_info_text),
-            ("/config.json", self._config),
-            ("/health", self._health),
-            ("/health/live", self._live),
-            ("/health/ready", self._ready),
-            ("/metrics", self._metrics),
-            ("/api/v1/openapi.json", self._openapi),
+        for path, read, right in (
+            ("/stats", self._stats_json, Right.SIGNED_IN),
+            ("/stats.json", self._stats_json, Right.SIGNED_IN),
+            ("/stats.txt", self._stats_text, Right.SIGNED_IN),
+            ("/ping", self._ping, Right.ANYONE),
+            ("/ping.json", self._ping_json, Right.ANYONE),
+            ("/ping.txt", self._ping, Right.ANYONE),
+            ("/server_info", self._server_info, Right.SIGNED_IN),
+            ("/server_info.json", self._server_info, Right.SIGNED_IN),
+            ("/server_info.txt", self._server_info_text, Right.SIGNED_IN),
+            ("/config.json", self._config, Right.ADMIN),
+            ("/health", self._health, Right.ANYONE),
+            ("/health/live", self._live, Right.ANYONE),
+            ("/health/ready", self._ready, Right.ANYONE),
+            ("/metrics", self._metrics, Right.SIGNED_IN),
+            ("/api/v1/openapi.json", self._openapi, Right.ANYONE),
         ):
-            app.router.add_get(path, read)
-        for path, change, action in (
-            ("/reload", self._reload, "reload"),
-            ("/quiesce", self._quiesce, "status"),
-            ("/shutdown", self._shutdown, "shutdown"),
-        ):
-            app.router.add_post(path, _marked(change, action))
+            app.router.add_get(path, marked(read, right))
+        app.router.add_post("/reload", marked(self._reload, Right.ADMIN, action="reload"))
+        app.router.add_post("/quiesce", marked(self._quiesce, Right.ADMIN, action="status"))
+        app.router.add_post("/shutdown", marked(self._shutdown, Right.ADMIN, action="shutdown"))
 
     async def _stats_json(self, request: web.Request) -> web.StreamResponse:
         period = ostrich.read_period(request.query.get("period"))
@@ -88,16 +87,21 @@ class Endpoints:
     async def _config(self, _request: web.Request) -> web.Response:
         return web.json_response(config_in_force(self._context))
 
-    async def _health(self, _request: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
         health = await health_of(self._context)
-        return web.json_response(health.as_json(), status=200 if health.is_ready else 503)
+        body = health.as_json()
+        if request[USER] is NOBODY:  # the reasons name queues
+            del body["reasons"], body["problems"]
+        return web.json_response(body, status=200 if health.is_ready else 503)
 
     async def _live(self, _request: web.Request) -> web.Response:
         return web.json_response({"live": True})
 
-    async def _ready(self, _request: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         health = await health_of(self._context)
-        body = {"ready": health.is_ready, "status": health.status, "reasons": health.reasons}
+        body: dict[str, object] = {"ready": health.is_ready, "status": health.status}
+        if request[USER] is not NOBODY:
+            body["reasons"] = health.reasons
         return web.json_response(body, status=200 if health.is_ready else 503)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
@@ -129,13 +133,3 @@ class Endpoints:
         # Wait so that the reply is sent first.
         self._context.loop.call_later(0.1, self._context.shutdown)
         return web.Response(text="ok\n")
-
-
-def _marked(serve: Handler, action: str) -> Handler:
-    """Return a handler that calls `serve`, marked with the server action that it carries out."""
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await serve(request)
-
-    setattr(handler, SERVER_ACTION, action)
-    return handler

@@ -8,11 +8,13 @@ All have the same form:
 """
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
 
+from kestrelmq.access.signing_in import SignInLater, WrongPassword
 from kestrelmq.errors import (
     ConfigError,
     InvalidQueueName,
@@ -25,10 +27,13 @@ from kestrelmq.errors import (
     TagRefused,
 )
 from kestrelmq.server.browsing import TooManySearches
-from kestrelmq.server.context import ClientForbidden, Forbidden
+from kestrelmq.server.context import ClientForbidden, Forbidden, NotSignedIn
 from kestrelmq.server.loop.threads import NoThread
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
+
+CHALLENGE: Final = 'Bearer realm="kestrelmq"'
+"""How to sign in. It does not say that Basic is taken, too: browsers would ask by themselves."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +70,10 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (PlaceRefused, 409, "place_refused"),
     (TagRefused, 409, "tag_refused"),
     (NoDeadLetterQueue, 409, "no_dead_letter_queue"),
+    (NotSignedIn, 401, "sign_in_needed"),
     (ClientForbidden, 403, "client_not_allowed"),
+    (WrongPassword, 401, "authentication_failure"),
+    (SignInLater, 429, "too_many_failures"),
     (Forbidden, 503, "refused_by_status"),
     (TooManySearches, 503, "too_many_searches"),
     (QueueUnavailable, 503, "queue_unavailable"),
@@ -107,8 +115,16 @@ def translated(error: KestrelError) -> ApiError:
     """Return the refusal that tells a client of `error`."""
     for kind, status, code in _CODES:
         if isinstance(error, kind):
-            return ApiError(status, code, str(error))
+            return ApiError(status, code, str(error), _headers(error))
     return ApiError(500, "internal_error", str(error))
+
+
+def _headers(error: KestrelError) -> dict[str, str] | None:
+    if isinstance(error, SignInLater):
+        return {"Retry-After": str(math.ceil(error.seconds))}
+    if isinstance(error, NotSignedIn | WrongPassword):
+        return {"WWW-Authenticate": CHALLENGE}
+    return None
 
 
 def _of_http(error: web.HTTPException) -> ApiError:

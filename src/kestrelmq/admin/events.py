@@ -15,9 +15,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from kestrelmq.access.users import User
 from kestrelmq.admin.calls import AdminContext
 from kestrelmq.admin.connections import displaced, peer_of
 from kestrelmq.admin.errors import ApiError
+from kestrelmq.admin.guard import USER
 
 MOST_WATCHERS: Final = 64
 STALL_TIMEOUT = 30.0
@@ -50,7 +52,7 @@ class QueueEvents:
         self._admin = admin
         self._closing = False
         self._cached = 0
-        self._cache: dict[int, list[bytes]] = {}
+        self._cache: dict[tuple[int, User | None], list[bytes]] = {}
         self._encoding = asyncio.Lock()
         self._watchers: dict[_Watcher, None] = {}
 
@@ -76,7 +78,7 @@ class QueueEvents:
         try:
             with self._admin.sampler.watching():
                 await response.prepare(request)
-                await self._follow(response)
+                await self._follow(response, request.get(USER))
         except ConnectionError:
             pass  # the client disconnected
         except TimeoutError:
@@ -110,31 +112,38 @@ class QueueEvents:
         self._watchers[watcher] = None
         return watcher
 
-    async def _follow(self, response: web.StreamResponse) -> None:
+    async def _follow(self, response: web.StreamResponse, user: User | None) -> None:
         sampler = self._admin.sampler
         seen = 0
         while True:
             await sampler.wait_for_sample(seen)
-            seen, events = await self._since(seen)
+            if not self._admin.context.users.is_in_force(user):
+                return
+            seen, events = await self._since(seen, user)
             for event in events:
                 async with asyncio.timeout(STALL_TIMEOUT):
                     await response.write(event)
                 await asyncio.sleep(0)  # there may be very many, and the socket may take all
 
-    async def _since(self, seen: int) -> tuple[int, list[bytes]]:
+    async def _since(self, seen: int, user: User | None = None) -> tuple[int, list[bytes]]:
         """Return the number of the last sample, and the events that lead there from `seen`.
 
-        All watchers wake up at the same time. One encodes, and the others wait for that.
+        They are about the queues that `user` may read. All watchers wake up at the same time. One
+        encodes, and the others wait for that.
         """
         async with self._encoding:
             version = self._admin.sampler.version
             if self._cached != version:
                 self._cached, self._cache = version, {}
-            if seen not in self._cache:
-                self._cache[seen] = await self._encode(seen)
-            return version, self._cache[seen]
+            key = seen, user
+            if key not in self._cache:
+                self._cache[key] = await self._encode(seen, user)
+            return version, self._cache[key]
 
-    async def _encode(self, seen: int) -> list[bytes]:
+    async def _encode(self, seen: int, user: User | None = None) -> list[bytes]:
+        def sees(name: str) -> bool:
+            return user is None or user.may(name, write=False)
+
         sampler = self._admin.sampler
         gone = sampler.removed_since(seen) if seen else []
         reset = not seen or gone is None
@@ -143,9 +152,10 @@ class QueueEvents:
             seen = 0
             events.append(_event("reset", {}))
         elif gone:
-            events.append(_event("gone", gone))
+            events.append(_event("gone", list(filter(sees, gone))))
         for snapshots in sampler.changed_since(seen):
-            events.append(_event("rows", [[name, *snapshot] for name, snapshot in snapshots]))
+            rows = [[name, *snapshot] for name, snapshot in snapshots if sees(name)]
+            events.append(_event("rows", rows))
             await asyncio.sleep(0)
         events.append(_event("server", self._server()))
         return events

@@ -9,26 +9,38 @@
   loopback address and the request uses a name of this machine. So a page of another origin that
   resolves its own name to 127.0.0.1 is refused. With `allow_remote_admin`, actions on the whole
   server are served on any address.
+- Where there are users, the rules above for `admin_tokens` and loopback do not count: each request
+  is one of a user, who shows a password (`Authorization: Basic`), a token (`Bearer`; it stands for
+  an admin) or the cookie of a session, or is known on a Unix socket. Each route says which right it
+  takes.
 - A peer that sends wrong tokens is slowed down. Changes are logged with the client's address; those
   that are the traffic of items, with less severity.
 """
 
+import base64
 import hmac
 import logging
-from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 
+from kestrelmq.access.users import NOBODY, TOKEN_USER, User
 from kestrelmq.admin.connections import peer_of
-from kestrelmq.admin.errors import ApiError, Handler
+from kestrelmq.admin.errors import CHALLENGE, ApiError, Handler
+from kestrelmq.admin.sessions import Sessions
 from kestrelmq.admin.signins import SignIns
 from kestrelmq.names import queue_name_error
-from kestrelmq.server.server_actions import Action, ServerActionGuard, is_loopback
-from kestrelmq.server.sockets import GONE, is_unix, peer_name
+from kestrelmq.protocol.rights import Right
+from kestrelmq.server.context import ServerContext
+from kestrelmq.server.server_actions import Action, is_loopback
+from kestrelmq.server.sockets import GONE, is_unix, peer_name, peer_uid
 
 CHANGES: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
+RIGHT: Final = "right"
+"""Attribute of a route's handler: the right that it takes; without it, `Right.ADMIN`."""
+USER: Final = "user"
+"""Key of a request: who sends it; None where there are no users."""
 GUARDED: Final = "guarded"
 """Attribute of a route's handler: whether it reads items, which takes a token and our origin."""
 SERVER_ACTION: Final = "server_action"
@@ -40,31 +52,19 @@ TRAFFIC: Final = "traffic"
 class Guard:
     """Checks each request before it reaches its handler."""
 
-    __slots__ = ("_actions", "_loopback", "_remote", "_signins", "_tokens")
+    __slots__ = ("_context", "_loopback", "_remote", "_sessions", "_signins", "_tokens")
 
-    def __init__(
-        self,
-        address: str,
-        tokens: Sequence[str],
-        actions: ServerActionGuard,
-        *,
-        remote: bool = False,
-    ) -> None:
-        """Guard the service whose port is on `address`.
+    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+        """Guard the service of a server, with the sessions of its console."""
+        config = context.config
+        self._context = context
+        self._sessions = sessions
+        self._loopback = is_loopback(config.listen_address)
+        self._tokens = [token.get_secret_value().encode() for token in config.admin_tokens]
+        self._remote = config.allow_remote_admin
+        self._signins = SignIns(failures=context.sign_ins.failures)
 
-        Args:
-            address: the address of its port.
-            tokens: the accepted admin tokens.
-            actions: decides which clients may act on the whole server.
-            remote: whether clients on other machines may act on it without a token.
-        """
-        self._loopback = is_loopback(address)
-        self._tokens = [token.encode() for token in tokens]
-        self._actions = actions
-        self._remote = remote
-        self._signins = SignIns()
-
-    def check(self, request: web.Request, handler: object) -> None:
+    async def check(self, request: web.Request, handler: object) -> None:
         """Check that `request` is allowed, and log it if it changes something.
 
         Args:
@@ -73,27 +73,67 @@ class Guard:
 
         Raises:
             ApiError: the request is not allowed.
-            RemoteAdminRefused: the client may not act on the whole server.
+            KestrelError: the user may not do this, or the client not act on the whole server.
         """
         self._check_name(request)
         changes = request.method in CHANGES
         action: Action | None = getattr(handler, SERVER_ACTION, None)
-        if changes or getattr(handler, GUARDED, False):
+        is_guarded = changes or getattr(handler, GUARDED, False)
+        if is_guarded:
             _check_origin(request)
+        user = request[USER] = await self._user(request) if self._context.users else None
+        if user is None and is_guarded:
             self._check_token(request, action)
+        if request.match_info.http_exception is not None:
+            return
+        self._check_right(request, getattr(handler, RIGHT, Right.ADMIN), user)
         if not changes:
             return
-        peer = _address(request)
+        peer = address_of(request)
+        actions = self._context.actions
         if action is not None:
-            self._actions.check(action, "http", peer, has_token=bool(self._tokens))
-        elif request.match_info.http_exception is None:
+            actions.check(action, "http", peer, has_token=bool(self._tokens), user=user)
+        else:
             path = quote(request.rel_url.raw_path, safe="/%", errors="surrogateescape")
             level = logging.DEBUG if getattr(handler, TRAFFIC, False) else logging.INFO
             action_name = f"{request.method} {path}"
-            self._actions.log_request(action_name, "http", peer, _queue(request), level=level)
+            actions.log_request(action_name, "http", peer, _queue(request), user=user, level=level)
+
+    async def _user(self, request: web.Request) -> User:
+        """Return who sends a request. Raises SignInRefused or ApiError: it says so, and is not."""
+        authorization = request.headers.get("Authorization", "")
+        kind, _, given = authorization.partition(" ")
+        if kind.lower() == "basic":
+            try:
+                decoded = base64.b64decode(given.strip(), validate=True).decode()
+            except ValueError:
+                decoded = ""
+            name, _, password = decoded.partition(":")
+            return await self._context.user_of(name, password, "http", address_of(request))
+        if authorization:
+            self._sign_in(request, authorization)
+            return TOKEN_USER
+        found = self._sessions.user(request)
+        if found is None:
+            found = self._context.users.first(_uid(request))
+        return NOBODY if found is None else found
+
+    def _check_right(self, request: web.Request, right: Right, user: User | None) -> None:
+        """Check a right. One for queues that the body names is checked where that is read.
+
+        Raises:
+            ClientForbidden: the user has not this right.
+        """
+        name = _queue(request)
+        if right not in {Right.READ, Right.SEE, Right.WRITE}:
+            self._context.check_right(user, right)
+        elif name is None:
+            self._context.check_right(user, Right.SIGNED_IN)
+        else:
+            self._context.check_queue(user, right, name)
 
     def _check_name(self, request: web.Request) -> None:
-        if not self._loopback or self._tokens or _is_over_unix(request):
+        if not self._loopback or self._tokens or self._context.users or _is_over_unix(request):
             return
         host = urlsplit(f"//{request.host}").hostname if _is_host(request.host) else None
         if host is None or not is_loopback(host):
@@ -113,7 +153,7 @@ class Guard:
         raise _token_needed()
 
     def _sign_in(self, request: web.Request, authorization: str) -> None:
-        address = _address(request)
+        address = address_of(request)
         peer = peer_of((address.rpartition(":")[0],))
         self._signins.check(peer)
         kind, _, given = authorization.partition(" ")
@@ -130,11 +170,11 @@ def _token_needed() -> ApiError:
         401,
         "token_needed",
         "this needs an admin token (Authorization: Bearer ...)",
-        {"WWW-Authenticate": 'Bearer realm="kestrelmq"'},
+        {"WWW-Authenticate": CHALLENGE},
     )
 
 
-def _address(request: web.Request) -> str:
+def address_of(request: web.Request) -> str:
     """Return the client's address, as `HOST:PORT` or `unix:PID`."""
     transport = request.transport
     if transport is None:
@@ -146,6 +186,11 @@ def _queue(request: web.Request) -> str | None:
     """Return the queue that the path names; None if it names none."""
     name = request.match_info.get("name")
     return None if name is None or queue_name_error(name) is not None else name
+
+
+def _uid(request: web.Request) -> int | None:
+    transport = request.transport
+    return None if transport is None else peer_uid(transport.get_extra_info("socket"))
 
 
 def _is_over_unix(request: web.Request) -> bool:
@@ -170,6 +215,26 @@ def _check_origin(request: web.Request) -> None:
         raise ApiError(403, "cross_origin", "this is not for pages of another origin")
 
 
+def marked(
+    serve: Handler,
+    right: Right,
+    *,
+    action: Action | None = None,
+    reads_items: bool = False,
+    is_traffic: bool = False,
+) -> Handler:
+    """Return a handler that calls `serve`, with the attributes that the guard looks at."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await serve(request)
+
+    setattr(handler, RIGHT, right)
+    setattr(handler, SERVER_ACTION, action)
+    setattr(handler, GUARDED, reads_items)
+    setattr(handler, TRAFFIC, is_traffic)
+    return handler
+
+
 def guarded(guard: Guard) -> Handler:
     """Return the middleware that has `guard` check each request."""
 
@@ -177,7 +242,7 @@ def guarded(guard: Guard) -> Handler:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # `handler` may be another middleware; the attributes are on the route's own handler.
         route = request.match_info.handler
-        guard.check(request, route)
+        await guard.check(request, route)
         return await handler(request)
 
     return middleware  # type: ignore[return-value] # aiohttp types a middleware as what it wraps

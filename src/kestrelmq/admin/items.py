@@ -37,6 +37,7 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal import open_read
+from kestrelmq.protocol.managing import Move
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.browsing import parse_place, place_text
 from kestrelmq.queues.moving import Moved
@@ -64,7 +65,6 @@ async def peek_items(call: Call) -> Answer:
     """
     query = call.query(PeekQuery)
     queue = call.queue()
-    call.check_client(write=False)
     search = None
     if query.text is not None:
         search = Search(query.text.encode())
@@ -104,7 +104,6 @@ async def put_item(call: Call) -> Answer:
     item = call.body(NewItem)
     name = call.name
     call.allow_changes()
-    call.check_client(write=True)
     # Decoding what is long takes long.
     data = _data(item) if len(item.data or "") < _LONG else await in_thread(_data, item)
     context = call.admin.context
@@ -143,6 +142,7 @@ async def move_items(call: Call) -> Answer:
     target refuses an item, the move ends.
     """
     body, name = call.body(NewPlace), call.queue().name
+    call.check(Move(name, body.target, body.count))
     return _moved(await moving.move(call.admin.context, name, body.target, body.count))
 
 
@@ -152,6 +152,7 @@ async def copy_items(call: Call) -> Answer:
     What is read from the queue meanwhile may make it leave out or repeat some items.
     """
     body, name = call.body(NewPlace), call.queue().name
+    call.check(Move(name, body.target, body.count, copies=True))
     return _moved(await moving.copy(call.admin.context, name, body.target, body.count))
 
 
@@ -161,7 +162,8 @@ async def redrive(call: Call) -> Answer:
     Fanout children do not get them. Those from unknown queues stay, and `stopped` says how many.
     """
     body, name = call.body(Redrive), call.queue().name
-    return _moved(await moving.redrive(call.admin.context, name, body.target))
+    call.check(Move(name, body.target, None, redrives=True))
+    return _moved(await moving.redrive(call.admin.context, name, body.target, call.user))
 
 
 def _moved(moved: Moved | None) -> Answer:

@@ -40,6 +40,15 @@ class _Model(BaseModel):
 # --- queries and bodies ---
 
 
+class NewSession(_Model):
+    """Who signs in."""
+
+    user: Annotated[str, Field(min_length=1, max_length=200)]
+    """The user's name."""
+    password: Annotated[str, Field(min_length=1, max_length=1000), Field(repr=False)]
+    """The user's password."""
+
+
 class ListQuery(_Model):
     """Which queues to list, and in which order."""
 
@@ -663,6 +672,8 @@ class ClientEntry(_Model):
     """Its number; a later client of the same server has a higher one."""
     name: str | None
     """What it calls itself; null if it has not said."""
+    user: str | None
+    """The user as whom it has signed in; null if it has not."""
     address: str
     """Where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket."""
     protocol: str
@@ -722,6 +733,17 @@ class ServerAnswer(_Model):
     """Whether changes need an admin token."""
     changes_allowed: bool
     """Whether changes can be made over HTTP at all."""
+
+
+class SessionAnswer(_Model):
+    """Who sends a request."""
+
+    has_users: bool
+    """Whether the server has users, and so needs everyone to sign in."""
+    user: str | None
+    """The user; null if nobody has signed in, or there are no users."""
+    admin: bool
+    """Whether the request may do everything."""
 
 
 class ConfigAnswer(_Model):

@@ -4,11 +4,11 @@ from typing import Final
 
 from aiohttp import web
 
-from kestrelmq.admin import clients, items, queues, reserving, serverwide, transfers
+from kestrelmq.admin import clients, items, queues, reserving, serverwide, signing_in, transfers
 from kestrelmq.admin.bodies import BodyReader
 from kestrelmq.admin.calls import AdminContext, ApiOperation, Call, to_response
 from kestrelmq.admin.errors import Handler
-from kestrelmq.admin.guard import GUARDED, SERVER_ACTION, TRAFFIC
+from kestrelmq.admin.guard import marked
 from kestrelmq.admin.models import (
     ClientPage,
     ConfigAnswer,
@@ -27,6 +27,7 @@ from kestrelmq.admin.models import (
     NewItem,
     NewPlace,
     NewQueue,
+    NewSession,
     NewStatus,
     OpenQuery,
     OpenReadsAnswer,
@@ -51,9 +52,11 @@ from kestrelmq.admin.models import (
     Retired,
     Retiring,
     ServerAnswer,
+    SessionAnswer,
     StatusAnswer,
     Stored,
 )
+from kestrelmq.protocol.rights import Right
 
 PREFIX: Final = "/api/v1"
 _ONE: Final = "/queues/{name}"
@@ -61,24 +64,28 @@ _PATTERNS: Final = {"{name}": "{name:[^/]+}", "{id}": "{id:[0-9]{1,18}}"}
 """Of the parts of a path; a queue name may contain braces, which `{name}` does not match."""
 
 OPERATIONS: Final = (
-    ApiOperation("GET", "/queues", queues.list_queues, QueuePage, "queues", query=ListQuery),
+    ApiOperation(
+        "GET", "/queues", queues.list_queues, QueuePage, "queues", Right.SIGNED_IN, query=ListQuery
+    ),
     ApiOperation(
         "POST",
         "/queues",
         queues.create_queue,
         Created,
         "queues",
+        Right.WRITE,
         body=NewQueue,
         statuses=(200, 201),
         failures=(422, 503),
     ),
-    ApiOperation("GET", _ONE, queues.show_queue, QueueDetail, "queues", failures=(404,)),
+    ApiOperation("GET", _ONE, queues.show_queue, QueueDetail, "queues", Right.SEE, failures=(404,)),
     ApiOperation(
         "DELETE",
         _ONE,
         queues.delete_queue,
         None,
         "queues",
+        Right.ADMIN,
         statuses=(204,),
         failures=(404, 503),
     ),
@@ -88,11 +95,18 @@ OPERATIONS: Final = (
         queues.queue_history,
         HistoryAnswer,
         "queues",
+        Right.SEE,
         query=HistoryQuery,
         failures=(404, 503),
     ),
     ApiOperation(
-        "POST", f"{_ONE}/flush", queues.flush_queue, Flushed, "queues", failures=(404, 503)
+        "POST",
+        f"{_ONE}/flush",
+        queues.flush_queue,
+        Flushed,
+        "queues",
+        Right.ADMIN,
+        failures=(404, 503),
     ),
     ApiOperation(
         "POST",
@@ -100,6 +114,7 @@ OPERATIONS: Final = (
         queues.pause_queue,
         PausedAnswer,
         "queues",
+        Right.ADMIN,
         body=Operations,
         failures=(404, 503),
     ),
@@ -109,6 +124,7 @@ OPERATIONS: Final = (
         queues.resume_queue,
         PausedAnswer,
         "queues",
+        Right.ADMIN,
         body=Operations,
         failures=(404, 503),
     ),
@@ -118,6 +134,7 @@ OPERATIONS: Final = (
         items.peek_items,
         PeekAnswer,
         "items",
+        Right.READ,
         query=PeekQuery,
         failures=(404, 503),
         secret=True,
@@ -128,6 +145,7 @@ OPERATIONS: Final = (
         items.put_item,
         Stored,
         "items",
+        Right.WRITE,
         body=NewItem,
         statuses=(201,),
         failures=(409, 503),
@@ -139,6 +157,7 @@ OPERATIONS: Final = (
         transfers.export_items,
         None,
         "items",
+        Right.READ,
         failures=(404, 503),
         secret=True,
         sends_lines=True,
@@ -149,6 +168,7 @@ OPERATIONS: Final = (
         transfers.import_items,
         Imported,
         "items",
+        Right.WRITE,
         failures=(408, 409, 413, 415, 503),
         takes_lines=True,
     ),
@@ -158,6 +178,7 @@ OPERATIONS: Final = (
         items.move_items,
         MovedAnswer,
         "items",
+        Right.READ,
         body=NewPlace,
         failures=(404, 503),
     ),
@@ -167,6 +188,7 @@ OPERATIONS: Final = (
         items.copy_items,
         MovedAnswer,
         "items",
+        Right.READ,
         body=NewPlace,
         failures=(404, 503),
     ),
@@ -176,6 +198,7 @@ OPERATIONS: Final = (
         items.redrive,
         MovedAnswer,
         "items",
+        Right.READ,
         body=Redrive,
         failures=(404, 503),
     ),
@@ -185,6 +208,7 @@ OPERATIONS: Final = (
         items.list_open_reads,
         OpenReadsAnswer,
         "open reads",
+        Right.SEE,
         query=OpenQuery,
         failures=(404, 503),
     ),
@@ -194,6 +218,7 @@ OPERATIONS: Final = (
         items.requeue,
         Requeued,
         "open reads",
+        Right.ADMIN,
         body=Requeue,
         failures=(404, 503),
     ),
@@ -203,6 +228,7 @@ OPERATIONS: Final = (
         reserving.reserve_items,
         ReservedAnswer,
         "reserved reads",
+        Right.READ,
         body=Reserving,
         failures=(409, 503),
         is_traffic=True,
@@ -213,6 +239,7 @@ OPERATIONS: Final = (
         reserving.finish_reads,
         Finished,
         "reserved reads",
+        Right.READ,
         body=Finishing,
         failures=(409, 503),
         is_traffic=True,
@@ -223,6 +250,7 @@ OPERATIONS: Final = (
         reserving.release_reads,
         Released,
         "reserved reads",
+        Right.READ,
         body=Releasing,
         failures=(409, 503),
         is_traffic=True,
@@ -233,6 +261,7 @@ OPERATIONS: Final = (
         reserving.extend_reads,
         Extended,
         "reserved reads",
+        Right.READ,
         body=Extending,
         failures=(409, 503),
         is_traffic=True,
@@ -243,6 +272,7 @@ OPERATIONS: Final = (
         reserving.list_owners,
         OwnerPage,
         "reserved reads",
+        Right.ADMIN,
         query=OwnersQuery,
     ),
     ApiOperation(
@@ -251,6 +281,7 @@ OPERATIONS: Final = (
         reserving.release_owner,
         Released,
         "reserved reads",
+        Right.SIGNED_IN,
         body=ReleasingOwner,
         failures=(409, 503),
         is_traffic=True,
@@ -261,6 +292,7 @@ OPERATIONS: Final = (
         reserving.extend_owner,
         Extended,
         "reserved reads",
+        Right.SIGNED_IN,
         body=ExtendingOwner,
         is_traffic=True,
     ),
@@ -270,45 +302,82 @@ OPERATIONS: Final = (
         reserving.retire_tags,
         Retired,
         "reserved reads",
+        Right.READ,
         body=Retiring,
         failures=(409, 503),
         is_traffic=True,
     ),
-    ApiOperation("GET", "/clients", clients.list_clients, ClientPage, "clients", query=PageQuery),
+    ApiOperation(
+        "GET", "/clients", clients.list_clients, ClientPage, "clients", Right.ADMIN, query=PageQuery
+    ),
     ApiOperation(
         "DELETE",
         "/clients/{id}",
         clients.disconnect_client,
         None,
         "clients",
+        Right.ADMIN,
         statuses=(204,),
         failures=(404,),
         action="client kill",
     ),
-    ApiOperation("GET", "/server", serverwide.show_server, ServerAnswer, "server"),
+    ApiOperation("GET", "/server", serverwide.show_server, ServerAnswer, "server", Right.SIGNED_IN),
     ApiOperation(
-        "GET", "/history", queues.server_history, HistoryAnswer, "server", query=HistoryQuery
+        "GET",
+        "/history",
+        queues.server_history,
+        HistoryAnswer,
+        "server",
+        Right.SIGNED_IN,
+        query=HistoryQuery,
     ),
-    ApiOperation("GET", "/status", serverwide.show_status, StatusAnswer, "server"),
+    ApiOperation("GET", "/status", serverwide.show_status, StatusAnswer, "server", Right.SIGNED_IN),
     ApiOperation(
         "PUT",
         "/status",
         serverwide.set_status,
         StatusAnswer,
         "server",
+        Right.ADMIN,
         body=NewStatus,
         failures=(503,),
         action="status",
     ),
-    ApiOperation("GET", "/config", serverwide.show_config, ConfigAnswer, "server"),
+    ApiOperation("GET", "/config", serverwide.show_config, ConfigAnswer, "server", Right.ADMIN),
     ApiOperation(
         "POST",
         "/reload",
         serverwide.reload,
         Reloaded,
         "server",
+        Right.ADMIN,
         failures=(422,),
         action="reload",
+    ),
+    ApiOperation(
+        "GET", "/session", signing_in.show_session, SessionAnswer, "session", Right.ANYONE
+    ),
+    ApiOperation(
+        "POST",
+        "/session",
+        signing_in.sign_in,
+        None,
+        "session",
+        Right.ANYONE,
+        body=NewSession,
+        statuses=(204,),
+        failures=(409, 429),
+        is_traffic=True,
+    ),
+    ApiOperation(
+        "DELETE",
+        "/session",
+        signing_in.sign_out,
+        None,
+        "session",
+        Right.ANYONE,
+        statuses=(204,),
+        is_traffic=True,
     ),
 )
 
@@ -330,7 +399,10 @@ def _handler(operation: ApiOperation, admin: AdminContext, bodies: BodyReader) -
         body = b"" if operation.body is None else await bodies.read(request)
         return to_response(await operation.serve(Call(admin, request, body, bodies)))
 
-    setattr(serve, GUARDED, operation.secret)
-    setattr(serve, SERVER_ACTION, operation.action)
-    setattr(serve, TRAFFIC, operation.is_traffic)
-    return serve
+    return marked(
+        serve,
+        operation.right,
+        action=operation.action,
+        reads_items=operation.secret,
+        is_traffic=operation.is_traffic,
+    )

@@ -38,6 +38,7 @@ from kestrelmq.admin.slices import slices
 from kestrelmq.config import queue_settings
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
+from kestrelmq.protocol.managing import Declare
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.loading_queues import still_loading
@@ -73,6 +74,7 @@ async def list_queues(call: Call) -> Answer:
             (name, snapshot)
             for name in names
             if wanted in name.casefold()
+            and call.sees(name)
             and (snapshot := _last_snapshot(call, name)) is not None
             and query.state in {None, snapshot.state}
         ]
@@ -139,6 +141,7 @@ async def create_queue(call: Call) -> Answer:
     call.allow_changes()
     new = call.body(NewQueue)
     name = new.name
+    call.check(Declare(name))
     if new.declared is not None:
         settings = new.declared.model_dump(exclude_none=True)
         created = await changes.declare(call.admin.context, name, settings)

@@ -82,6 +82,7 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
     answer, the items go back at once.
     """
     request = _checked(lambda: _reserve(call.body(Reserving)))
+    call.check(request)
     with call.admin.reserves.one():
         awaited = AwaitedRequest(call.admin.context)
         try:
@@ -284,7 +285,9 @@ async def retire_tags(call: Call) -> Answer:
 
 async def _ended(call: Call, make: Callable[[], EndsReads]) -> int:
     """Carry out the request that `make` returns; return how many reads or tags it changed."""
-    return await AwaitedRequest(call.admin.context).end_reads(_checked(make))
+    request = _checked(make)
+    call.check(request)
+    return await AwaitedRequest(call.admin.context).end_reads(request)
 
 
 def _checked(make: Callable[[], Request]) -> Request:

@@ -27,10 +27,14 @@ async def show_server(call: Call) -> Answer:
                 for name, value in await in_slices(context.server_stats())
             },
             status=_status(context.status),
-            damaged=await in_slices(damaged_queues(context.collection)),
-            loading=sorted(context.collection.loading),
-            token_needed=call.admin.token_needed,
-            changes_allowed=call.admin.changes_allowed,
+            damaged={
+                name: reason
+                for name, reason in (await in_slices(damaged_queues(context.collection))).items()
+                if call.sees(name)
+            },
+            loading=sorted(filter(call.sees, context.collection.loading)),
+            token_needed=call.admin.token_needed and not context.users,
+            changes_allowed=call.admin.changes_allowed or bool(context.users),
         )
     )
 

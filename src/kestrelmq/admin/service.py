@@ -16,10 +16,12 @@ from kestrelmq.admin.console import add_console
 from kestrelmq.admin.endpoints import Endpoints
 from kestrelmq.admin.errors import errors_as_json
 from kestrelmq.admin.events import QueueEvents
-from kestrelmq.admin.guard import Guard, guarded
+from kestrelmq.admin.guard import Guard, guarded, marked
 from kestrelmq.admin.headers import add_headers
 from kestrelmq.admin.operations import add_operations
 from kestrelmq.admin.sampling import Sampler
+from kestrelmq.admin.sessions import Sessions
+from kestrelmq.protocol.rights import Right
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Exhaustion
 from kestrelmq.server.loop.background import kept_running
@@ -52,7 +54,6 @@ class AdminService:
         wanted = endpoints(config, "admin")
         if not wanted:
             return ()
-        tokens = [token.get_secret_value() for token in config.admin_tokens]
         sampler = Sampler(context)
         self._connections = connections = Connections()
         # They may wait, and must leave connections for others.
@@ -63,15 +64,15 @@ class AdminService:
         admin = AdminContext(
             context,
             sampler,
-            token_needed=bool(tokens),
-            changes_allowed=bool(tokens) or is_local or config.admin_listen_path is not None,
+            token_needed=bool(config.admin_tokens),
+            changes_allowed=bool(config.admin_tokens)
+            or is_local
+            or config.admin_listen_path is not None,
             reserves=reserves,
+            sessions=Sessions(context.users, config.admin_http_port or 0),
         )
         self._events = QueueEvents(admin)
-        guard = Guard(
-            config.listen_address, tokens, context.actions, remote=config.allow_remote_admin
-        )
-        app = self._application(admin, self._events, guard)
+        app = self._application(admin, self._events, Guard(context, admin.sessions))
         self._runner = runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
 
@@ -107,7 +108,7 @@ class AdminService:
         app.on_response_prepare.append(add_headers)
         add_operations(app, admin)
         Endpoints(admin.context).add_to(app)
-        app.router.add_get("/api/v1/events", events.serve)
+        app.router.add_get("/api/v1/events", marked(events.serve, Right.SIGNED_IN))
         add_console(app, STATIC)
         return app
 

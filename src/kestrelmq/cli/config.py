@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kestrelmq.access.users import Users
 from kestrelmq.cli.values import wrong
 from kestrelmq.config import (
     ServerConfig,
@@ -24,6 +25,7 @@ app = typer.Typer(help="Check, show and describe the configuration.", no_args_is
 def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
     """Check whether a server would start with FILE; if not, print everything that is wrong."""
     config = load_config(file)
+    Users().load(config)  # reads the password files
     for warning in config_warnings(config):
         print(f"{file}: warning: {warning}", file=sys.stderr)
     print(f"{file}: ok, {len(config.queues)} queues and {len(config.aliases)} aliases configured")

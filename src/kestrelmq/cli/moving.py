@@ -103,7 +103,7 @@ def _found_items(
     pages = client.browse(queue, offset, _page(count), text=text, pattern=pattern)
     for server, first in pages.items():
         page, left = first, count or -1
-        with Client(server) as one:
+        with connect(server, None, None) as one:
             while True:
                 for item in page.items:
                     yield item

@@ -24,6 +24,7 @@ from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.app import Announce, Server
 from kestrelmq.server.logs import reopen_log, set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of
+from kestrelmq.server.server_actions import check_reachable
 from kestrelmq.server.supervisor import Supervisor
 
 _ORPHAN_SECONDS: Final = 30.0
@@ -102,6 +103,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     effective = _with_flags(base, overrides)
     try:
         if processes is not None:
+            check_reachable(effective)
             files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
             flags = [word for name, value in files.items() if value for word in (name, str(value))]
             _supervise(effective, processes, flags + ["--wait"] * wait)

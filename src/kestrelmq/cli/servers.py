@@ -1,26 +1,34 @@
 """The flags that say which servers a command uses, and what commands with servers share."""
 
+import inspect
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final, TypeVar
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from kestrelmq.cli.values import wrong
 from kestrelmq.client import Client
-from kestrelmq.client.address import DEFAULT_PORT
+from kestrelmq.client.address import DEFAULT_PORT, user_of
 from kestrelmq.client.cluster import FixedMembership, Membership, membership_of
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import join_errors
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerUnavailable
+from kestrelmq.passwords import read_password
 
 T = TypeVar("T")
 
 DEFAULT_SERVER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 SERVERS_VARIABLE: Final = "KESTRELMQ_SERVERS"
+USER_VARIABLE: Final = "KESTRELMQ_USER"
+PASSWORD_VARIABLE: Final = "KESTRELMQ_PASSWORD_FILE"  # noqa: S105 # of a variable
 _PANEL: Final = "Which servers"
 
 ServersFlag = Annotated[
@@ -53,10 +61,40 @@ PathPrefixFlag = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+UserFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--user",
+        help=f"Sign in as this user; otherwise that of the variable {USER_VARIABLE}, if any.",
+        rich_help_panel=_PANEL,
+    ),
+]
+PasswordFileFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--password-file",
+        metavar="FILE",
+        help="A file whose first line is the user's password; otherwise that of the variable"
+        f" {PASSWORD_VARIABLE}.",
+        rich_help_panel=_PANEL,
+    ),
+]
 YesFlag = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask first, as is done on a terminal.")
 ]
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+@dataclass(slots=True)
+class _SignIn:
+    """What the flags of `with_credentials` say; `found` are the user and the password then."""
+
+    user: str | None = None
+    password_file: str | None = None
+    found: tuple[str, str] | None = field(default=None, repr=False)
+
+
+_SIGN_IN: Final[ContextVar[_SignIn | None]] = ContextVar("sign_in", default=None)
 
 
 def named_servers(
@@ -100,6 +138,75 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
         raise wrong("--zookeeper", error) from error
 
 
+def signed_in(options: ClientOptions | None, servers: str | None) -> ClientOptions:
+    """Return options with the user as whom to sign in; `servers` are those of the flag."""
+    options = options or ClientOptions(restart_patience=0)
+    found = credentials(servers)
+    return options if found is None else replace(options, user=found[0], password=found[1])
+
+
+def credentials(servers: str | None) -> tuple[str, str] | None:
+    """Return the user and the password that flags, variables or addresses name; None for neither.
+
+    Once found, they hold for the whole command, whatever `servers` are asked later.
+
+    Raises:
+        typer.BadParameter: only one of the two is known, or the password cannot be read.
+    """
+    given = _SIGN_IN.get() or _SignIn()
+    if given.found is not None:
+        return given.found
+    addresses = servers if servers is not None else os.environ.get(SERVERS_VARIABLE, "")
+    try:
+        user = given.user or user_of(addresses) or os.environ.get(USER_VARIABLE)
+    except InvalidRequest as error:
+        raise wrong("--servers", error) from error
+    file = given.password_file or os.environ.get(PASSWORD_VARIABLE)
+    if not user:
+        if given.password_file:
+            raise typer.BadParameter("--password-file needs a --user")
+        return None
+    if not file:
+        raise typer.BadParameter(f"user {user} needs a --password-file, or {PASSWORD_VARIABLE}")
+    try:
+        given.found = user, read_password(Path(file))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise wrong("--password-file", f"{file}: {reason}") from None
+    return given.found
+
+
+def with_credentials(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with the flags --user and --password-file, if it uses servers.
+
+    One place gives them to all of them; `credentials` finds what they say.
+    """
+    signature = inspect.signature(command)
+    names = {*signature.parameters}
+    if names.isdisjoint({"servers", "server"}) or "user" in names:
+        return command  # it uses none, or has them already
+
+    @wraps(command)
+    def run(*, user: str | None = None, password_file: str | None = None, **given: Any) -> Any:
+        token = _SIGN_IN.set(_SignIn(user, password_file))
+        try:
+            return command(**given)
+        finally:
+            _SIGN_IN.reset(token)
+
+    flags = {"user": UserFlag, "password_file": PasswordFileFlag}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter(name, keyword, default=None, annotation=kind)
+        for name, kind in flags.items()
+    ]
+    run.__annotations__ = command.__annotations__ | flags
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined] # of every function
+        parameters=[*signature.parameters.values(), *added]
+    )
+    return run
+
+
 def connect(
     servers: str | None,
     zookeeper: str | None,
@@ -107,8 +214,8 @@ def connect(
     options: ClientOptions | None = None,
 ) -> Client:
     """Return a client of the servers that the flags name; a person does not wait for a restart."""
-    options = options or ClientOptions(restart_patience=0)
-    return Client(membership(servers, zookeeper, path_prefix), options=options)
+    known = membership(servers, zookeeper, path_prefix)
+    return Client(known, options=signed_in(options, servers))
 
 
 @contextmanager
@@ -132,7 +239,7 @@ def asking_each(
     finally:
         named.close()
     for address in addresses:
-        options = ClientOptions(restart_patience=0)
+        options = signed_in(None, servers)
         with Client(FixedMembership((address,)), options=options) as client:
             try:
                 answers.append(ask(client))

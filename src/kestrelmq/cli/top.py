@@ -18,6 +18,7 @@ from kestrelmq.cli.servers import (
     ServersFlag,
     ZookeeperFlag,
     membership,
+    signed_in,
 )
 from kestrelmq.cli.terminal import ellipsis, keys_at_once, printable, standard_output
 from kestrelmq.cli.values import duration
@@ -91,11 +92,14 @@ def top(
     reached.
     """  # noqa: D301 # \b is for the help
     watched = membership(servers, zookeeper, path_prefix)
+    options = signed_in(_TIMEOUTS, servers)
     try:
         is_terminal = standard_output().isatty()
         with (
             keys_at_once(also=is_terminal) as pressed,
-            closing(_views(watched, lambda: _waited(interval or 0.1, pressed), lines)) as views,
+            closing(
+                _views(watched, lambda: _waited(interval or 0.1, pressed), lines, options)
+            ) as views,
         ):
             if is_terminal and not once:
                 with Live(auto_refresh=False, screen=True) as live:
@@ -174,7 +178,7 @@ def _added_and_read(before: QueueStats, after: QueueStats) -> tuple[int, int]:
 
 
 def _views(
-    watched: Membership, wait: Callable[[], bool], lines: int
+    watched: Membership, wait: Callable[[], bool], lines: int, options: ClientOptions
 ) -> Generator[tuple[RenderableType, bool], None, None]:
     """Take a sample after each wait; yield the view of it, and whether any server was reached.
 
@@ -182,10 +186,10 @@ def _views(
     """
     clients: dict[Address, Client] = {}
     watched.start()
-    before = _take_samples(watched, clients)
+    before = _take_samples(watched, clients, options)
     try:
         while wait():
-            after = _take_samples(watched, clients)
+            after = _take_samples(watched, clients, options)
             yield _view(before, after, lines), any(not s.problem for s in after.values())
             before = after
     finally:
@@ -194,12 +198,12 @@ def _views(
 
 
 def _take_samples(
-    watched: Membership, clients: dict[Address, Client]
+    watched: Membership, clients: dict[Address, Client], options: ClientOptions
 ) -> dict[Address, ServerSample]:
     samples = {}
     for address in sorted({*watched.reads(), *watched.writes()}):
         if address not in clients:
-            clients[address] = Client(FixedMembership((address,)), options=_TIMEOUTS)
+            clients[address] = Client(FixedMembership((address,)), options=options)
         samples[address] = _take_sample(clients[address], str(address))
     return samples
 

@@ -1,15 +1,21 @@
-"""Server addresses: `host:port`, `[IPv6]:port`, a host alone for the default port, `unix:PATH`."""
+"""Server addresses: `host:port`, `[IPv6]:port`, a host alone for the default port, `unix:PATH`.
+
+Each may be written as a URL, `kestrel://USER@host:port`, which says as whom to sign in.
+"""
 
 import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from kestrelmq.arguments import given_list, is_host
 from kestrelmq.errors import InvalidRequest
 
 DEFAULT_PORT: Final = 22133
+SCHEME: Final = "kestrel://"
+"""What an address begins with that is a URL."""
 UNIX: Final = "unix:"
 """What the address of a Unix socket begins with."""
 CONNECT_PAUSE: Final = 0.01
@@ -49,7 +55,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     Raises:
         InvalidRequest: `text` is not a server address.
     """
-    text = text.strip()
+    _, text = _split_url(text.strip())
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
         if not path or "\0" in path:
@@ -86,6 +92,30 @@ def parse_addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
     if not words:
         raise InvalidRequest("no server address was given")
     return tuple(dict.fromkeys(parse_address(word) for word in words))
+
+
+def user_of(servers: object) -> str | None:
+    """Return the user that addresses name, which are URLs then; None if they name none.
+
+    Raises:
+        InvalidRequest: they name several, or a password, which the error does not show.
+    """
+    texts = [text for text in given_list(servers, str) if isinstance(text, str)]
+    words = [word.strip() for text in texts for word in text.split(",")]
+    users = {user for word in words if (user := _split_url(word)[0]) is not None}
+    if len(users) > 1:
+        raise InvalidRequest("the addresses of one client name one user")
+    return users.pop() if users else None
+
+
+def _split_url(text: str) -> tuple[str | None, str]:
+    """Return the user that an address names, if any, and the address without it."""
+    if not text.startswith(SCHEME):
+        return None, text
+    before, at, rest = text.removeprefix(SCHEME).rpartition("@")
+    if ":" in before:
+        raise InvalidRequest("a password does not belong in an address: give it by itself")
+    return (unquote(before) if at else None), rest.removesuffix("/")
 
 
 def open_socket(address: Address, timeout: float) -> socket.socket:

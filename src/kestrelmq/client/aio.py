@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, Final, Literal, Self, TypeVar
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
+from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket, user_of
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import (
@@ -50,6 +50,7 @@ from kestrelmq.errors import (
     KestrelError,
     OperationTimeout,
     ProtocolError,
+    ServerRefused,
     ServerUnavailable,
 )
 from kestrelmq.forks import PerProcess, UserProcess
@@ -82,16 +83,29 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent = False
 
     async def open(self) -> None:
-        """Connect, and say the client's name, if it has one. Raises as `Connection.open` does."""
-        await self._connect()
+        """Connect, sign in and say the client's name. Raises as `Connection.open` does."""
+        await self._connect_and_sign_in()
         if self._options.name is not None:
             try:
                 await self.run(commands.name_client(self._options.name))
             except ConnectionLost:
                 self._parser = ReplyParser(self._options.max_item_bytes)
-                await self._connect()  # an older server may close the connection: it goes without
+                # An older server may close the connection: it goes without the name.
+                await self._connect_and_sign_in()
             except ClientError as error:
                 raise ServerUnavailable(str(error)) from error
+
+    async def _connect_and_sign_in(self) -> None:
+        await self._connect()
+        user, password = self._options.user, self._options.password
+        if user is None or password is None:
+            return
+        try:
+            await self.run(commands.sign_in(user, password))
+        except ServerRefused as error:
+            raise type(error)(f"{self.address}: {error}", error.kind) from None
+        except ClientError as error:
+            raise ServerUnavailable(str(error)) from error
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -281,9 +295,12 @@ class AsyncClient(ClientOperations):
         options: ClientOptions | None = None,
         affinity: Literal["queue"] | None = None,
         name: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
         random: Random | None = None,
     ) -> None:
-        chosen = options_of(options, affinity, name)
+        user = user if user is not None else user_of(servers)
+        chosen = options_of(options, affinity, name, user, password)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(

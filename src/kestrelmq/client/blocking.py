@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Self, TypeVar
 
 from kestrelmq.client import commands
-from kestrelmq.client.address import Address, open_socket
+from kestrelmq.client.address import Address, open_socket, user_of
 from kestrelmq.client.cluster import Membership, membership_of
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import (
@@ -45,6 +45,7 @@ from kestrelmq.errors import (
     ClientError,
     ConnectionLost,
     OperationTimeout,
+    ServerRefused,
     ServerUnavailable,
 )
 from kestrelmq.forks import PerProcess
@@ -72,20 +73,34 @@ class Connection:
         self._in_use = Lock()
 
     def open(self) -> None:
-        """Connect, and say the client's name, if it has one.
+        """Connect, sign in, and say the client's name, as far as there are a user and a name.
 
         Raises:
             ServerUnavailable: the server refused the connection or did not answer in time.
+            AuthenticationFailed: the user or the password is wrong.
         """
-        self._connect()
+        self._connect_and_sign_in()
         if self._options.name is not None:
             try:
                 self.run(commands.name_client(self._options.name))
             except ConnectionLost:
                 self._parser = ReplyParser(self._options.max_item_bytes)
-                self._connect()  # an older server may close the connection: it goes without
+                # An older server may close the connection: it goes without the name.
+                self._connect_and_sign_in()
             except ClientError as error:
                 raise ServerUnavailable(str(error)) from error
+
+    def _connect_and_sign_in(self) -> None:
+        self._connect()
+        user, password = self._options.user, self._options.password
+        if user is None or password is None:
+            return
+        try:
+            self.run(commands.sign_in(user, password))
+        except ServerRefused as error:
+            raise type(error)(f"{self.address}: {error}", error.kind) from None
+        except ClientError as error:
+            raise ServerUnavailable(str(error)) from error
 
     def _connect(self) -> None:
         try:
@@ -214,7 +229,8 @@ class Client(ClientOperations):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
     `servers` is one or several `"host:port"`, or a `Membership`. With `affinity="queue"` each queue
-    lives on one of them, and `name` is what servers list the client by: see `ClientOptions`.
+    lives on one of them, and `name` is what servers list the client by: see `ClientOptions`. Where
+    servers have users, give `user` (or `"kestrel://USER@host:port"`) and `password`.
     Connections are made by the first operations. Every
     operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
@@ -226,9 +242,12 @@ class Client(ClientOperations):
         options: ClientOptions | None = None,
         affinity: Literal["queue"] | None = None,
         name: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
         random: Random | None = None,
     ) -> None:
-        chosen = options_of(options, affinity, name)
+        user = user if user is not None else user_of(servers)
+        chosen = options_of(options, affinity, name, user, password)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(

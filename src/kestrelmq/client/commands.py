@@ -10,16 +10,24 @@ from __future__ import annotations  # nested functions would evaluate theirs in 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Generic, Literal, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from kestrelmq.arguments import given_bytes
 from kestrelmq.client.options import ItemTimes
 from kestrelmq.client.statistics import number, stats_of_queue
-from kestrelmq.errors import ConnectionLost, InvalidRequest, ProtocolError, ServerRefused
+from kestrelmq.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    InvalidRequest,
+    ProtocolError,
+    ServerRefused,
+    ServerUnavailable,
+)
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.names import queue_name_error
+from kestrelmq.passwords import SIGN_IN_FIRST, TOO_MANY, WRONG_PASSWORD
 from kestrelmq.protocol import memcache_client as wire
 from kestrelmq.protocol.foreign import NOT_MEMCACHE, guessed_server
 from kestrelmq.protocol.reserving import MAX_RESERVED
@@ -55,7 +63,7 @@ class Command(Generic[T_co]):
         is_listing: whether the reply may be very long: its time counts anew from each part of it.
     """
 
-    request: bytes
+    request: bytes = field(repr=False)
     reading: Callable[[], Generator[None, wire.Reply, T_co]]
     wait: float = 0.0
     parts: int = 1
@@ -746,6 +754,7 @@ class ConnectedClient:
         server: the server's address; empty in the reply of the server.
         id: its number on that server; a later client has a higher one.
         name: what it calls itself; None if it has not said, or if the server is older.
+        user: as whom it has signed in; None if it has not.
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: `memcache`, `text` or `thrift`.
         since: when it connected, in milliseconds since the epoch.
@@ -760,6 +769,7 @@ class ConnectedClient:
     server: str
     id: int
     name: str | None
+    user: str | None
     address: str
     protocol: str
     since: int
@@ -802,6 +812,7 @@ def _connected(line: str) -> ConnectedClient:
         server="",
         id=number(fields.get("id", "")),
         name=fields.get("name"),
+        user=fields.get("user"),
         address=fields.get("address", ""),
         protocol=fields.get("protocol", ""),
         since=number(fields.get("since", "")),
@@ -810,6 +821,21 @@ def _connected(line: str) -> ConnectedClient:
         queue=fields.get("queue"),
         open_reads=open_reads,
     )
+
+
+def sign_in(user: str, password: str) -> Command[None]:
+    """Sign in. The reading raises AuthenticationFailed, or ServerUnavailable to try again later."""
+
+    def read() -> Reading[None]:
+        reply = yield
+        if isinstance(reply, wire.ErrorReply):
+            if reply.reason.startswith(TOO_MANY):
+                raise ServerUnavailable(reply.reason)
+            raise AuthenticationFailed(f"user {user}: {reply.reason or reply.kind}")
+        if reply != wire.Line("STORED"):
+            _unexpected(reply)
+
+    return Command(wire.sign_in_request(user, password), read)
 
 
 def name_client(name: str) -> Command[None]:
@@ -909,6 +935,8 @@ def _read_found(done: str) -> Callable[[], Reading[bool]]:
 
 def _unexpected(reply: wire.Reply) -> NoReturn:
     if isinstance(reply, wire.ErrorReply):
+        if reply.reason in {SIGN_IN_FIRST, WRONG_PASSWORD}:
+            raise AuthenticationFailed("the server needs a user and a password")
         raise ServerRefused(reply.reason or reply.kind, reply.kind)
     shown = reply.text if isinstance(reply, wire.Line) else reply
     raise ProtocolError(f"this is no reply to the request: {repr(shown)[:200]}")

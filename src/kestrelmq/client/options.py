@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
 from kestrelmq.arguments import client_name_error, given_count, given_number, given_time
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.idempotent_producers import PutMark, put_mark
+from kestrelmq.passwords import password_error, user_name_error
 from kestrelmq.protocol.memcache import MAX_ITEM_BYTES
 
 Expiry: TypeAlias = float | datetime | None
@@ -46,6 +47,7 @@ class ClientOptions:
         max_item_bytes: the longest item accepted in a reply; a longer one is an error.
         name: what the client calls itself where a server lists its clients: 1 to 64 bytes of
             printable UTF-8 without spaces. None for nothing.
+        user, password: as whom each connection signs in; None for a server without users.
     """
 
     connect_timeout: float = 2.0
@@ -57,6 +59,8 @@ class ClientOptions:
     max_item_bytes: int = MAX_ITEM_BYTES
     affinity: Literal["queue"] | None = None
     name: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest: a value is no number, or out of range, or no known affinity."""
@@ -73,12 +77,26 @@ class ClientOptions:
                 raise InvalidRequest(f"a name is text, not {type(self.name).__name__}")
             if (problem := client_name_error(self.name)) is not None:
                 raise InvalidRequest(problem)
+        self._check_user()
+
+    def _check_user(self) -> None:
+        if self.user is None and self.password is None:
+            return
+        if not isinstance(self.user, str) or not isinstance(self.password, str):
+            raise InvalidRequest("a user and a password are texts, and go together")
+        problem = user_name_error(self.user) or password_error(self.password)
+        if problem is not None:
+            raise InvalidRequest(problem)
 
 
 def options_of(
-    options: ClientOptions | None, affinity: Literal["queue"] | None, name: str | None
+    options: ClientOptions | None,
+    affinity: Literal["queue"] | None,
+    name: str | None,
+    user: str | None = None,
+    password: str | None = None,
 ) -> ClientOptions:
-    """Return the options of a client, of which `affinity` and `name` may be given by themselves.
+    """Return the options of a client, of which all but `options` may be given by themselves.
 
     Raises:
         InvalidRequest: they are something else.
@@ -89,6 +107,8 @@ def options_of(
         raise InvalidRequest(f"options are ClientOptions, not {type(options).__name__}")
     if affinity is not None:
         options = replace(options, affinity=affinity)
+    if user is not None or password is not None:
+        options = replace(options, user=user, password=password)
     return options if name is None else replace(options, name=name)
 
 

@@ -81,6 +81,7 @@ from kestrelmq.client.options import (
 from kestrelmq.client.statistics import QueueStats, queue_stats, stats_of_queue
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import (
+    AuthenticationFailed,
     ClientError,
     ConnectionLost,
     ImportStopped,
@@ -337,7 +338,7 @@ def join_errors(errors: list[ClientError]) -> ClientError:
     if messages == str(last):
         return last
     if isinstance(last, ServerRefused):
-        return ServerRefused(messages, last.kind)
+        return type(last)(messages, last.kind)
     return type(last)(messages)
 
 
@@ -683,7 +684,7 @@ class Planner:
                     ),
                 )
             except ServerRefused as error:
-                if error.kind == "SERVER_ERROR":
+                if error.kind == "SERVER_ERROR" or isinstance(error, AuthenticationFailed):
                     raise
             else:
                 return found

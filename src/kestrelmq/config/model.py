@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,21 +39,25 @@ from kestrelmq.config.values import (
     OptionalFilePath,
     OptionalFunction,
     OptionalOwner,
+    OptionalPasswordHash,
     OptionalPeriod,
     OptionalPositive,
     OptionalQueueName,
+    OptionalText,
     OptionalTextList,
     Period,
     Port,
     PositiveLimit,
     QueueList,
     QueueName,
+    QueuePatterns,
     Size,
     SizeLimit,
     SizeOrOff,
     SocketPath,
     SyncPeriod,
     Tokens,
+    UserName,
     ValueKind,
     ZooKeeperHosts,
     value_kind_of,
@@ -61,7 +65,7 @@ from kestrelmq.config.values import (
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of
 
-RELOADED: Final = frozenset({"default", "queues", "aliases"})
+RELOADED: Final = frozenset({"default", "queues", "aliases", "users"})
 """The tables that a reload puts in force; every other setting needs a restart."""
 
 
@@ -193,6 +197,35 @@ class ZooKeeperConfig(_Settings):
         return self
 
 
+class UserConfig(_Settings):
+    """A user: how the user signs in, and what is allowed then."""
+
+    password_hash: OptionalPasswordHash = None
+    """Hash of the password, as `kestrelmq user hash` prints it."""
+    password_file: OptionalFilePath = None
+    """File whose first line is the password, or its hash."""
+    unix_user: OptionalText = None
+    """User of the system, a name or a number, that is this user on the Unix sockets without a
+    password."""
+    read: QueuePatterns = ()
+    """Queues that may be read: names in which `*` is any text and `?` one character. A fanout child
+    matches only a pattern with a `+`."""
+    write: QueuePatterns = ()
+    """Queues that may be added to, as for `read`, and created by that."""
+    admin: Flag = False
+    """Whether everything is allowed: reading and adding to every queue, flushing, deleting and
+    pausing queues, and acting on the server."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [self.password_hash, self.password_file, self.unix_user]
+        if given == [None, None, None]:
+            raise ValueError("a user needs a password_hash, a password_file or a unix_user")
+        if self.password_hash is not None and self.password_file is not None:
+            raise ValueError("give either password_hash or password_file")
+        return self
+
+
 def _own_queue_path() -> Path:
     return default_queue_path(os.environ, Path.home())
 
@@ -228,6 +261,9 @@ class ServerConfig(_Settings):
     allow_remote_admin: Flag = False
     """Whether clients on other machines may shut the server down, reload it, set its status and
     disconnect its clients."""
+    allow_unauthenticated: Flag = False
+    """Whether to serve other machines although there are no users: then whoever reaches a port may
+    read, change and delete every queue."""
     queue_path: FilePath = Field(default_factory=_own_queue_path)
     """Directory of the journals; if not set, `$XDG_STATE_HOME/kestrelmq` or
     `~/.local/state/kestrelmq`."""
@@ -277,6 +313,8 @@ class ServerConfig(_Settings):
     """Settings of single queues; a fanout child inherits from its master."""
     aliases: Mapping[QueueName, AliasConfig] = Field(default_factory=dict)
     """Names that stand for several queues."""
+    users: Mapping[UserName, UserConfig] = Field(default_factory=dict)
+    """Who may use the server; without any, everyone who can connect may do everything."""
 
     @property
     def status_path(self) -> Path:
@@ -410,5 +448,6 @@ def secret_settings(model: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {name: True for name, kind in value_kinds(model).items() if kind.secret}
     for name, field in model.model_fields.items():
         if value_kind_of(field) is None and (within := secret_settings(table_of(field))):
-            found[name] = within
+            is_mapping = get_origin(field.annotation) is Mapping
+            found[name] = {"__all__": within} if is_mapping else within
     return found

@@ -20,6 +20,8 @@ def config_toml(config: ServerConfig) -> str:
         lines += _table(("queues", name), effective_settings(config, name))
     for name, alias in config.aliases.items():
         lines += _table(("aliases", name), alias)
+    for name, user in config.users.items():
+        lines += _table(("users", name), user)
     return "\n".join(lines) + "\n"
 
 

@@ -24,6 +24,7 @@ from pydantic_core import core_schema
 
 from kestrelmq.arguments import is_host, is_node_path
 from kestrelmq.names import queue_name_error
+from kestrelmq.passwords import PasswordHash, user_name_error
 from kestrelmq.units import format_duration, format_size, parse_duration, parse_size
 
 # Far above any sensible value, but small enough that sums in bytes or milliseconds fit 64 bits.
@@ -226,6 +227,27 @@ def _tokens(value: Any) -> tuple[SecretStr, ...]:
     )
 
 
+def _password_hash(value: Any) -> SecretStr:
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    if not isinstance(text, str):
+        text = ""
+    return SecretStr(str(PasswordHash.parse(text)))
+
+
+def _user_name(name: str) -> str:
+    problem = user_name_error(name)
+    if problem is not None:
+        raise ValueError(problem)
+    return name
+
+
+def _queue_pattern(pattern: str) -> str:
+    problem = queue_name_error(pattern.replace("*", "x").replace("?", "x"))
+    if problem is not None:
+        raise ValueError(f"matches no queue: {problem}")
+    return pattern
+
+
 def _queue_name(name: str) -> str:
     problem = queue_name_error(name)
     if problem is not None:
@@ -371,6 +393,12 @@ ZooKeeperHosts = Annotated[
 QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
 NodePath = Annotated[str, ValueKind(_absolute_node)]
 Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none("none")]
+OptionalPasswordHash = Annotated[
+    SecretStr | None, ValueKind(_password_hash, secret=True).or_none("none")
+]
+UserName = Annotated[str, AfterValidator(_user_name)]
+QueuePatterns = Annotated[tuple[Annotated[str, AfterValidator(_queue_pattern)], ...], _LIST]
+OptionalText = Annotated[str | None, ValueKind(_text).or_none("", "none", written="")]
 Tokens = Annotated[
     tuple[SecretStr, ...],
     ValueKind(_tokens, secret=True).described(

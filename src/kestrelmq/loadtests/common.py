@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.connections import Connect, LoadConnection, LoadTestError, WireProtocol
+from kestrelmq.loadtests.connections import (
+    Connect,
+    Credentials,
+    LoadConnection,
+    LoadTestError,
+    WireProtocol,
+)
 from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict
 from kestrelmq.loadtests.workers import (
     WAIT_SECONDS,
@@ -134,19 +140,24 @@ def rate(action: str, count: int, seconds: float, by: str = "") -> str:
     return f"{line}, by {by}" if by else line
 
 
-def connector(protocol: WireProtocol, address: Address) -> Connect:
-    """Return a function that makes connections to a server; it may raise LoadTestError."""
+def connector(
+    protocol: WireProtocol, address: Address, credentials: Credentials | None = None
+) -> Connect:
+    """Return a function that makes connections to a server; it may raise LoadTestError.
+
+    With `credentials`, a user and a password, they sign in.
+    """
     # Imported here, so that a test in one protocol does not import the others.
     match protocol:
         case WireProtocol.MEMCACHE:
             from kestrelmq.loadtests.memcache_connection import MemcacheConnection  # noqa: PLC0415 # as above
 
-            return lambda: MemcacheConnection(address)
+            return lambda: MemcacheConnection(address, credentials)
         case WireProtocol.TEXT:
             from kestrelmq.loadtests.text_connection import TextConnection  # noqa: PLC0415 # as above
 
-            return lambda: TextConnection(address)
+            return lambda: TextConnection(address, credentials)
         case WireProtocol.THRIFT:
             from kestrelmq.loadtests.thrift_connection import ThriftConnection  # noqa: PLC0415 # as above
 
-            return lambda: ThriftConnection(address)
+            return lambda: ThriftConnection(address, credentials)

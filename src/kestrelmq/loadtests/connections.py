@@ -7,7 +7,7 @@ A connection belongs to one thread. It has at most one open read of a queue. All
 import socket
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from kestrelmq.client.address import Address, open_socket
 from kestrelmq.errors import KestrelError
@@ -38,6 +38,10 @@ _PORTS: Final = {
     WireProtocol.TEXT: 2222,
     WireProtocol.THRIFT: 2229,
 }
+
+
+Credentials: TypeAlias = tuple[str, str]
+"""A user and a password."""
 
 
 class LoadConnection(Protocol):

@@ -6,7 +6,7 @@ from typing import Final
 
 from kestrelmq.client.address import Address
 from kestrelmq.errors import ProtocolError
-from kestrelmq.loadtests.connections import LoadTestError, connected_socket, send
+from kestrelmq.loadtests.connections import Credentials, LoadTestError, connected_socket, send
 from kestrelmq.protocol import memcache_client as wire
 
 _CHUNK: Final = 256 * 1024
@@ -16,8 +16,9 @@ _STORED: Final = wire.Line("STORED")
 class MemcacheConnection:
     """A `LoadConnection` that speaks the memcache protocol."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
         self._address = address
+        self._credentials = credentials
         self._connect()
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
@@ -77,6 +78,10 @@ class MemcacheConnection:
         self._socket = connected_socket(self._address)
         self._parser = wire.ReplyParser()
         self._replies: deque[wire.Reply] = deque()
+        if self._credentials is not None:
+            (answer,) = self._ask(wire.sign_in_request(*self._credentials), 1)
+            if answer != _STORED:
+                raise LoadTestError(f"{self._address}: {_shown(answer)}")
 
     def _expect(self, request: bytes, expected: wire.Reply) -> None:
         (answer,) = self._ask(request, 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.connections import LoadTestError, connected_socket, send
+from kestrelmq.loadtests.connections import Credentials, LoadTestError, connected_socket, send
 
 _NOT_OPEN: Final = b"-Not that many transactions open."
 
@@ -16,8 +16,9 @@ _NOT_OPEN: Final = b"-Not that many transactions open."
 class TextConnection:
     """A `LoadConnection` that speaks the text protocol."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
         self._address = address
+        self._credentials = credentials
         self._connect()
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
@@ -77,6 +78,11 @@ class TextConnection:
     def _connect(self) -> None:
         self._socket = connected_socket(self._address)
         self._file = self._socket.makefile("rb", 256 * 1024)
+        if self._credentials is not None:
+            self._send(" ".join(("auth", *self._credentials)).encode() + b"\n")
+            answer = self._line()
+            if answer != b"+0":
+                raise LoadTestError(f"{self._address}: {_shown(answer)}")
 
     def _order(self, request: bytes) -> None:
         self._send(request)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kestrelmq.client.address import Address
-from kestrelmq.loadtests.connections import LoadTestError, connected_socket, send
+from kestrelmq.loadtests.connections import Credentials, LoadTestError, connected_socket, send
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.thrift import ThriftParser, decode_reply, encode_call
 from kestrelmq.protocol.thrift_service import Item, RefusedRequest
@@ -21,11 +21,17 @@ _RECEIVED_AT_ONCE: Final = 256 << 10
 class ThriftConnection:
     """A `LoadConnection` that speaks the thrift protocol."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
         self._address = address
         self._opened = 0
         self._socket = connected_socket(address)
         self._replies = ThriftParser()
+        if credentials is not None:
+            try:
+                self._call("login", *credentials)
+            except LoadTestError:
+                self.close()
+                raise
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
         """Add items with one `put`."""

@@ -58,5 +58,9 @@ service Kestrel {
 
   Status current_status()
   void set_status(1: Status status)
+
+  // Signs the connection in. Where the server has users, everything else but get_version needs that.
+  void login(1: string user, 2: string password)
+
   string get_version()
 }

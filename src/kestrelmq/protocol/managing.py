@@ -1,6 +1,6 @@
 """Requests about whole queues, about clients and about the server, for every protocol."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 MAX_SEARCH: Final = 1000
@@ -123,6 +123,14 @@ class Delete:
 
     queue: str
     noreply: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """Sign in as a user: text's `auth` and thrift's `login`."""
+
+    user: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

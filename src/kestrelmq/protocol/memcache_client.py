@@ -229,6 +229,15 @@ def set_request(
     return b"set %b%b 0 %d %d\r\n%b\r\n" % (_queue(queue), option, expiry, len(data), data)
 
 
+def sign_in_request(user: str, password: str) -> bytes:
+    """Return the request to sign in.
+
+    Its key is no queue's name: a server without users refuses it, and does not store the password.
+    """
+    data = f"{user} {password}".encode(errors="surrogateescape")
+    return b"set ~ 0 0 %d\r\n%b\r\n" % (len(data), data)
+
+
 def get_request(
     queue: bytes,
     *,

@@ -15,6 +15,7 @@ per line, then an empty line.
     delete QUEUE                          "+0"
     reload                                "+0"
     status [NEW]                          ":UP" or "+0"
+    auth USER PASSWORD                    "+0"
     version                               ":x.y.z"
     shutdown, quit                        the connection closes
 
@@ -41,6 +42,7 @@ from kestrelmq.protocol.managing import (
     Reload,
     SetStatus,
     Shutdown,
+    SignIn,
     Version,
 )
 
@@ -121,6 +123,7 @@ Command: TypeAlias = (
     | Reload
     | GetStatus
     | SetStatus
+    | SignIn
     | Version
     | Shutdown
     | Quit
@@ -416,6 +419,12 @@ def _status(words: list[bytes]) -> GetStatus | SetStatus:
     return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
 
 
+def _auth(words: list[bytes]) -> SignIn:
+    _expect(words, "auth USER PASSWORD", 2, 2)
+    user, password = (word.decode(errors="surrogateescape") for word in words)
+    return SignIn(user, password)
+
+
 def _without_arguments(verb: str, command: Command) -> Callable[[list[bytes]], Command]:
     def parse(words: list[bytes]) -> Command:
         _expect(words, verb, 0, 0)
@@ -433,6 +442,7 @@ _PARSERS: Final[dict[bytes, Callable[[list[bytes]], Command]]] = {
     b"flush_all": _without_arguments("flush_all", FlushAll()),
     b"flush_expired": _flush_expired,
     b"delete": _delete,
+    b"auth": _auth,
     b"reload": _without_arguments("reload", Reload()),
     b"status": _status,
     b"version": _without_arguments("version", Version()),

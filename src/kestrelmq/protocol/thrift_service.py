@@ -10,7 +10,15 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from kestrelmq.protocol import thrift_wire as wire
-from kestrelmq.protocol.managing import Delete, Flush, FlushAll, GetStatus, SetStatus, Version
+from kestrelmq.protocol.managing import (
+    Delete,
+    Flush,
+    FlushAll,
+    GetStatus,
+    SetStatus,
+    SignIn,
+    Version,
+)
 from kestrelmq.protocol.thrift_wire import Field, Kind
 
 
@@ -68,7 +76,18 @@ class Peek:
 
 
 Request: TypeAlias = (
-    Put | Get | Confirm | Abort | Peek | Flush | FlushAll | Delete | GetStatus | SetStatus | Version
+    Put
+    | Get
+    | Confirm
+    | Abort
+    | Peek
+    | Flush
+    | FlushAll
+    | Delete
+    | GetStatus
+    | SetStatus
+    | SignIn
+    | Version
 )
 
 
@@ -190,6 +209,7 @@ METHODS: Final = {
     "delete_queue": Method(Delete, (_QUEUE,)),
     "current_status": Method(GetStatus, (), _returning(_STATUS)),
     "set_status": Method(_set_status, (Field(1, "status", _STATUS),)),
+    "login": Method(SignIn, (Field(1, "user", _TEXT), Field(2, "password", _TEXT))),
     "get_version": Method(Version, (), _returning(_TEXT)),
 }
 """The methods, by their names."""

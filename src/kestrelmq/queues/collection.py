@@ -76,6 +76,7 @@ class QueueCollection:
         disk_space: what is free on the disk of the queue path, as last read.
         registry: what clients have set for single queues.
         owners: the owners of reserved reads.
+        views: dictionaries with some of `queues`: what leaves those is taken out of them, too.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class QueueCollection:
         """
         self.config = config
         self.queues: dict[str, Queue] = {}
+        self.views: Collection[dict[str, Queue]] = ()
         self.damaged: dict[str, QueueUnavailable] = {}
         self.loading = LoadingQueues()
         self.commits = GroupCommit()
@@ -296,13 +298,8 @@ class QueueCollection:
         self.loading.check((name,))
 
     def leaves(self, name: str) -> Iterator[str]:
-        """Yield the names of the queues that `name`, an alias or a queue, stands for."""
-        alias = self.config.aliases.get(name)
-        if alias is None:
-            yield name
-            return
-        for destination in alias.destination_queues:
-            yield from self.leaves(destination)
+        """Return the names of the queues that `name`, an alias or a queue, stands for."""
+        return alias_leaves(self.config, name)
 
     def settings(self, name: str) -> QueueConfig:
         """Return the settings in force for a queue, which need not exist."""
@@ -643,7 +640,10 @@ class QueueCollection:
         name = queue.name
         self.registry.put(name, NO_ENTRY)
         family = family_of(name)
-        (self._masked if self._masked.get(name) is queue else self.queues).pop(name)
+        if self._masked.get(name) is queue:
+            del self._masked[name]
+        else:
+            self._hide(name)
         self._children.get(family, {}).pop(name, None)
         self._restless.pop(queue, None)
         self._resting.forget(queue)
@@ -656,6 +656,12 @@ class QueueCollection:
         self.retired.get_misses += queue.get_misses
 
     # --- periodic work ---
+
+    def _hide(self, name: str) -> Queue:
+        """Take a queue out of `queues`; return it."""
+        for view in self.views:
+            view.pop(name, None)
+        return self.queues.pop(name)
 
     def _one_by_one(self) -> Iterator[Queue]:
         """Yield the queues that exist now, except those that are closed when their turn comes."""
@@ -870,13 +876,23 @@ class QueueCollection:
         shown = {name: queue for name, queue in self._masked.items() if name not in config.aliases}
         masked = {name: self.queues[name] for name in config.aliases if name in self.queues}
         for name in masked:
-            self._masked[name] = self.queues.pop(name)
+            self._masked[name] = self._hide(name)
         for name in shown:
             self.queues[name] = self._masked.pop(name)
         for queue in (*masked.values(), *shown.values()):
             self.commits.note_change(queue)
         for name in self._children:
             self._connect_fanout(name)
+
+
+def alias_leaves(config: ServerConfig, name: str) -> Iterator[str]:
+    """Yield the names of the queues that `name`, an alias of `config` or a queue, stands for."""
+    alias = config.aliases.get(name)
+    if alias is None:
+        yield name
+        return
+    for destination in alias.destination_queues:
+        yield from alias_leaves(config, destination)
 
 
 class Mover:

@@ -51,6 +51,8 @@ class Counters:
         self.cmd_peek = 0
         self.cmd_set = 0
         self.curr_connections = 0
+        self.failed_sign_ins = 0
+        self.forbidden_requests = 0
         self.total_connections = 0
 
 

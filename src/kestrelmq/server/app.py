@@ -12,12 +12,13 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from kestrelmq.access.users import NOBODY, User, Users
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
 from kestrelmq.errors import KestrelError
@@ -28,8 +29,8 @@ from kestrelmq.queues.counters import Counters
 from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
 from kestrelmq.server.advertise import advertised_host, member_data
-from kestrelmq.server.clients import close_silent
-from kestrelmq.server.connection import Connection
+from kestrelmq.server.clients import close_removed, close_silent, close_unsigned
+from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Listener, SessionFactory
 from kestrelmq.server.logs import reopen_log
@@ -41,8 +42,9 @@ from kestrelmq.server.loop.turns import TurnLoop
 from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
-from kestrelmq.server.server_actions import warn_if_open
+from kestrelmq.server.server_actions import check_reachable
 from kestrelmq.server.sessions.memcache import MemcacheSession
+from kestrelmq.server.sessions.signing_in import SigningInSession
 from kestrelmq.server.sessions.text import TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
@@ -129,6 +131,8 @@ class Server:
         self._parser = Parser(config.memcache_dialect, queue_name_error)
         self._writer: Worker = InlineWorker()
         self._counters = Counters()
+        self._users = Users()
+        self._password_worker: Worker = InlineWorker()
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}
         self._ports: dict[str, int] = {}
@@ -144,8 +148,11 @@ class Server:
 
         Raises:
             KestrelError: the queue path is in use, or a listener cannot be bound.
-            ConfigError: the server cannot be announced in ZooKeeper.
+            ConfigError: the server cannot be announced in ZooKeeper; users cannot sign in as the
+                configuration says, or there are none where they are needed.
         """
+        check_reachable(self._config)
+        self._put_users_in_force(self._users.load(self._config))
         if self._config.zookeeper is not None:
             self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
@@ -160,6 +167,9 @@ class Server:
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self._collection.commits.worker = ThreadWorker(loop.call_soon_threadsafe)
         self._writer = ThreadWorker(loop.call_soon_threadsafe)
+        self._password_worker = ThreadWorker(
+            loop.call_soon_threadsafe, "passwords", in_background=False
+        )
         self._collection.commits.writer = self._writer
         self._collection.deletions.worker = self._collection.registry.worker = self._writer
         _keep_old_objects()
@@ -199,7 +209,6 @@ class Server:
         self._collection.look_at_disk()
         self._bind(context)
         await self._open_services(context)
-        warn_if_open(self._config)
         membership = self._join(context)
         gc.freeze()
         self._log_start()
@@ -240,6 +249,7 @@ class Server:
     def _stop(self) -> None:
         self._watcher.close()
         self._writer.close()
+        self._password_worker.close()
         self._turns.close()
         self._collection.close()
 
@@ -264,14 +274,26 @@ class Server:
             self._reload,
             self._stopping.set,
             self._connections,
+            users=self._users,
+            password_worker=self._password_worker,
         )
+
+    def _put_users_in_force(self, found: Mapping[str, User]) -> None:
+        self._users.put_in_force(found)
+        self._collection.views = self._users.views
+        close_removed(self._connections, self._users)
 
     def _bind(self, context: ServerContext) -> None:
         parser = self._parser
         thrift_reads = ThriftOpenReads()
 
-        def memcache(connection: Connection) -> MemcacheSession:
+        def signed_in(connection: Connection) -> Session:
             return MemcacheSession(connection, context, parser)
+
+        def memcache(connection: Connection) -> Session:
+            if connection.user is NOBODY:
+                return SigningInSession(connection, context, parser, signed_in)
+            return signed_in(connection)
 
         def text(connection: Connection) -> TextSession:
             return TextSession(connection, context)
@@ -295,6 +317,7 @@ class Server:
             self._counters,
             self._connections,
             new_session,
+            users=self._users,
             trace=self._config.enable_session_trace,
         )
         self._listeners.append(listener)
@@ -343,7 +366,8 @@ class Server:
 
     def _background(self, context: ServerContext) -> list[BackgroundTask]:
         upkeep = partial(self._do_upkeep, context.actions.log_counts)
-        tasks: list[BackgroundTask] = [self._run_timers, upkeep, self._watch_disk]
+        unsigned = partial(close_unsigned, self._connections)
+        tasks: list[BackgroundTask] = [self._run_timers, upkeep, self._watch_disk, unsigned]
         trim = find_trim()
         if trim is not None:
             tasks.append(self._memory_return(trim).run)
@@ -434,9 +458,12 @@ class Server:
         async with self._reloading:
             loaded = await in_thread(load_config, self._config_file)
             config = apply_overrides(loaded, self._overrides)
+            check_reachable(config)
+            users = await in_thread(self._users.load, config)
             changed = changed_globals(self._config, config)
             for name in changed:
                 log.warning("%s changed; it takes a restart to put that in force", name)
+            self._put_users_in_force(users)
             staying = await in_slices(self._collection.reloading(config), self._turns)
             for one in staying:
                 log.warning("not put in force: %s", one)

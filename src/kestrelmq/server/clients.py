@@ -9,10 +9,13 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kestrelmq.access.users import NOBODY, Users
 from kestrelmq.protocol.reserving import listed_name
 from kestrelmq.server.connection import ClientState, Connection
 from kestrelmq.server.context import ServerContext
 
+SIGN_IN_TIME: Final = 10.0
+"""Seconds within which a client must sign in, where there are users; it has at least half."""
 _LOOKS: Final = 4
 """How often to look in the time after which a client counts as silent."""
 
@@ -26,6 +29,7 @@ class ConnectedClient:
     Attributes:
         id: its number; a later client of the same server has a higher one.
         name: what it calls itself; None if it has not said.
+        user: who it is; None where there are no users, and before it has signed in.
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: memcache, text or thrift.
         since: when it connected (ms since the epoch).
@@ -40,6 +44,7 @@ class ConnectedClient:
 
     id: int
     name: str | None
+    user: str | None
     address: str
     protocol: str
     since: int
@@ -53,6 +58,7 @@ class ConnectedClient:
         fields: list[tuple[str, object]] = [
             ("id", self.id),
             *([] if self.name is None else [("name", self.name)]),
+            *([] if self.user is None else [("user", self.user)]),
             ("address", self.address),
             ("protocol", self.protocol),
             ("since", self.since),
@@ -71,6 +77,7 @@ def client_of(connection: Connection) -> ConnectedClient:
     return ConnectedClient(
         id=connection.id,
         name=connection.client_name or None,
+        user=None if connection.user is None else connection.user.name or None,
         address=connection.peer,
         protocol=connection.protocol,
         since=connection.since,
@@ -179,4 +186,28 @@ async def close_silent(connections: Mapping[int, Connection], limit: float) -> N
         await asyncio.sleep(watch.period)
         for one in watch.look(connections.values()):
             log.info("closing %s: silent for %s s", one.peer, limit, extra=one.log_fields)
+            one.close()
+
+
+async def close_unsigned(connections: Mapping[int, Connection]) -> None:
+    """Close those of `connections` that do not sign in within `SIGN_IN_TIME` seconds, for ever.
+
+    Where there are no users, there are none.
+    """
+    before: set[int] = set()
+    while True:
+        await asyncio.sleep(SIGN_IN_TIME / 2)
+        unsigned = [one for one in connections.values() if one.user is NOBODY]
+        for one in unsigned:
+            if one.id in before:
+                log.info("closing %s: not signed in", one.peer, extra=one.log_fields)
+                one.close()
+        before = {one.id for one in unsigned}
+
+
+def close_removed(connections: Mapping[int, Connection], users: Users) -> None:
+    """Close the connections of users who were removed."""
+    for one in list(connections.values()):
+        if not users.is_in_force(one.user):
+            log.info("closing %s: its user was removed", one.peer, extra=one.log_fields)
             one.close()

@@ -17,6 +17,7 @@ import termios
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
+from kestrelmq.access.users import User
 from kestrelmq.errors import JournalError
 from kestrelmq.queues.counters import Counters
 from kestrelmq.scheduling.durability import Committable, Round
@@ -168,6 +169,8 @@ class Connection(TurnConnection):
         since: when it began (ms since the epoch).
         reply_count: how many replies were made.
         client_name: what the client calls itself; empty if it has not said.
+        user: who the client is; None where there are no users.
+        failed_sign_ins: how many of its sign-ins have failed.
     """
 
     def __init__(
@@ -210,12 +213,19 @@ class Connection(TurnConnection):
         self.since = turns.clock.now()
         self.reply_count = 0
         self.client_name = ""
+        self.user: User | None = None
+        self.failed_sign_ins = 0
 
     def start(self, session: Session) -> None:
         """Begin to serve the client; `session` applies its requests."""
         self._session = session
         self._turns.add(self._descriptor, self, _IN)
         self._events = _IN
+
+    def become(self, session: Session) -> None:
+        """Let another session apply what comes from now on; the one before holds nothing."""
+        if not self._is_closed:
+            self._session = session
 
     # --- input ---
 
@@ -624,7 +634,8 @@ class Connection(TurnConnection):
     @property
     def log_fields(self) -> dict[str, object]:
         """What the log says of the client, besides the message."""
-        return {"peer": self.peer, "protocol": self.protocol, "client": self.id}
+        fields = {"peer": self.peer, "protocol": self.protocol, "client": self.id}
+        return fields if self.user is None else fields | {"user": self.user.name}
 
     @property
     def state(self) -> ClientState:

@@ -7,25 +7,34 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kestrelmq.access.signing_in import SignIns, WrongPassword
+from kestrelmq.access.users import NOBODY, User, Users
 from kestrelmq.config import ServerConfig
-from kestrelmq.errors import QueueUnavailable
+from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.format.records import LATEST
+from kestrelmq.passwords import SIGN_IN_FIRST
+from kestrelmq.protocol.reserving import ExtendOwner, Release
+from kestrelmq.protocol.rights import RIGHTS, Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.queues.counters import LARGE_ITEM, Counters
 from kestrelmq.queues.metrics import Latencies
 from kestrelmq.queues.stats import ServerNumbers, server_stats
-from kestrelmq.scheduling.worker import Worker
+from kestrelmq.scheduling.worker import InlineWorker, Worker
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork
 from kestrelmq.server.loop.turns import LARGE_SHARE, TurnLoop
 from kestrelmq.server.server_actions import ServerActionGuard
+from kestrelmq.server.sockets import peer_of
 from kestrelmq.server.status import ServerStatus
 from kestrelmq.version import VERSION
 
 NO_ROOM: Final = "out of memory storing object"
+_OF_QUEUES: Final = frozenset({Right.READ, Right.SEE, Right.WRITE})
 NO_ROOM_TO_SEND: Final = "out of memory writing the reply"
+MOST_SIGN_INS: Final = 3
+"""Failed sign-ins after which a connection closes."""
 
 
 class Forbidden(QueueUnavailable):
@@ -36,8 +45,12 @@ class OutOfMemory(QueueUnavailable):  # says what it is
     """Too much is buffered for clients at present (`max_buffered_bytes`)."""
 
 
-class ClientForbidden(QueueUnavailable):
-    """The settings of the queue do not name the client."""
+class ClientForbidden(KestrelError):  # noqa: N818 # says what it is
+    """The user may not do this, or the settings of the queue do not name the client."""
+
+
+class NotSignedIn(ClientForbidden):
+    """There are users, and the client is none of them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,9 @@ class ServerContext:
         browser: shows items that stay in their queues.
         actions: decides who may act on the whole server.
         explains_dialect: whether the log has yet to say which clients the dialect is for.
+        users: the users.
+        password_worker: hashes passwords.
+        sign_ins: checks passwords.
         started: when the server started (monotonic seconds).
     """
 
@@ -91,9 +107,13 @@ class ServerContext:
     actions: ServerActionGuard = field(init=False)
     explains_dialect: bool = field(init=False)
     started: float = field(default_factory=time.monotonic)
+    users: Users = field(default_factory=Users)
+    password_worker: Worker = field(default_factory=InlineWorker)
+    sign_ins: SignIns = field(init=False)
 
     def __post_init__(self) -> None:
         self.actions = ServerActionGuard(self.config)
+        self.sign_ins = SignIns(self.users, self.password_worker)
         buffered = self.counters.buffered
         limit = self.config.max_buffered_bytes
         buffered.limit = sys.maxsize if limit is None else limit
@@ -125,16 +145,6 @@ class ServerContext:
         refusal = self._over_connection_limit(self.config.connection_limit_refuse_reads)
         if refusal is not None:
             raise Forbidden(refusal)
-
-    def queue_to_read(self, name: str) -> Queue | None:
-        """Return the queue called `name`; None for an alias, which never has items.
-
-        Raises:
-            QueueUnavailable: this client may not read the queue, or it cannot be read.
-            InvalidQueueName: a queue cannot have that name.
-        """
-        self.check_client(name, write=False)
-        return self.collection.obtain_single(name)
 
     def has_time_for(self, name: str) -> bool:
         """Whether this turn has time to obtain the queue `name`, which may have to be created.
@@ -198,23 +208,115 @@ class ServerContext:
         """Return when an item that is delayed by `delay` ms is due (epoch ms); 0 if it is not."""
         return delay and min(self.turns.clock.now() + delay, LATEST)
 
-    def check_client(self, queue: str, *, write: bool, client_id: str | None = None) -> None:
-        """Raise ClientForbidden if the queue's settings do not allow the client.
+    async def sign_in(self, connection: Connection, name: str, password: str) -> None:
+        """Make the client of a connection a user. After some failures the connection closes.
+
+        Raises:
+            SignInRefused: it is not that user.
+        """
+        user = await self.user_of(name, password, connection.protocol, connection.peer, connection)
+        connection.user = user
+
+    async def user_of(
+        self,
+        name: str,
+        password: str,
+        protocol: str,
+        peer: str,
+        connection: Connection | None = None,
+    ) -> User:
+        """Return the user of this name and password; count and log it if there is none.
+
+        Raises:
+            SignInRefused: there is none, or the peer must wait.
+        """
+        try:
+            return await self.sign_ins.sign_in(name, password, peer_of(peer.rpartition(":")[0]))
+        except WrongPassword:
+            self.counters.failed_sign_ins += 1
+            # A name that is none may be anything: part of an item, or a password.
+            known = None if self.users.get(name) is None else name
+            self.actions.log_failed_sign_in(known, protocol, peer)
+            if connection is not None:
+                connection.failed_sign_ins += 1
+                connection.closing |= connection.failed_sign_ins >= MOST_SIGN_INS
+            raise
+
+    def check_rights(self, user: User | None, request: object) -> None:
+        """Check that a client may make a request, by the table in `protocol/rights.py`.
+
+        Args:
+            user: who it is; None where there are no users.
+            request: the request.
+
+        Raises:
+            ClientForbidden: it may not.
+        """
+        for right, names_of in RIGHTS[type(request)]:
+            names = names_of(request)
+            if right in _OF_QUEUES:
+                for name in names:
+                    self.check_queue(user, right, name)
+            else:
+                self.check_right(user, right)
+        if isinstance(request, ExtendOwner) or (isinstance(request, Release) and not request.queue):
+            for name in self.collection.owners.reads_of(request.owner):
+                self.check_client(user, name, write=False)
+
+    def check_right(self, user: User | None, right: Right) -> None:
+        """Raise ClientForbidden if a user has not this right, which concerns no single queue."""
+        if user is None or user.is_admin or right is Right.ANYONE:
+            return
+        if right is Right.ADMIN or user is NOBODY:
+            raise self._forbidden(user, "do that: it takes admin = true")
+
+    def check_queue(self, user: User | None, right: Right, name: str) -> None:
+        """Raise ClientForbidden if a user has not this right for a queue."""
+        if right is not Right.SEE:
+            self.check_client(user, name, write=right is Right.WRITE)
+        elif user is not None and not user.may(name, write=False):
+            raise self._forbidden(user, f"read {name}")
+
+    def check_client(self, user: User | None, queue: str, *, write: bool) -> None:
+        """Check that a client may read a queue, or add to it.
 
         To add to an alias, a client must be allowed to add to each of its queues.
+
+        Raises:
+            ClientForbidden: the user has not the right, or the queue's settings do not name it.
         """
         for name in self.collection.leaves(queue) if write else (queue,):
-            config = self.collection.settings(name)
-            allowed = (
-                config.allowed_client_ids_for_enqueue
-                if write
-                else config.allowed_client_ids_for_dequeue
-            )
-            if allowed is not None and client_id not in allowed:
-                existing = self.collection.queues.get(name)
+            existing = self.collection.queues.get(name)
+            if existing is not None and user is None and not existing.restricted:
+                continue
+            if not self._is_allowed(user, name, write=write):
                 if existing is not None:
                     existing.refusals.count("forbidden")
-                raise ClientForbidden(f"this client may not {'add to' if write else 'read'} {name}")
+                raise self._forbidden(user, f"{'add to' if write else 'read'} {name}")
+            if existing is not None and user is not None:
+                view = user.writable if write else user.readable
+                view[name] = existing
+
+    def _is_allowed(self, user: User | None, queue: str, *, write: bool) -> bool:
+        if user is not None and not user.may(queue, write=write):
+            return False
+        config = self.collection.settings(queue)
+        allowed = (
+            config.allowed_client_ids_for_enqueue
+            if write
+            else config.allowed_client_ids_for_dequeue
+        )
+        return allowed is None or (user is not None and user.name in allowed)
+
+    def _forbidden(self, user: User | None, what: str) -> ClientForbidden:
+        """Count and log a refusal; return the error."""
+        self.counters.forbidden_requests += 1
+        if user is NOBODY:
+            return NotSignedIn(SIGN_IN_FIRST)
+        if user is None:
+            return ClientForbidden(f"this client may not {what}")
+        self.actions.log_forbidden(user, what)
+        return ClientForbidden(f"user {user.name} may not {what}")
 
     def _over_connection_limit(self, limit: int | None) -> str | None:
         if limit is not None and self.counters.curr_connections > limit:

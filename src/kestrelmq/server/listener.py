@@ -7,11 +7,12 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from kestrelmq.access.users import Users
 from kestrelmq.queues.counters import Counters
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.logs import LogThrottle
 from kestrelmq.server.loop.turns import TurnLoop
-from kestrelmq.server.sockets import Endpoint, ListeningSocket, is_unix, peer_name
+from kestrelmq.server.sockets import Endpoint, ListeningSocket, is_unix, peer_name, peer_uid
 
 _ACCEPTED_AT_ONCE: Final = 128
 _PAUSE: Final = 0.2
@@ -49,6 +50,7 @@ class Listener:
         connections: dict[int, Connection],
         new_session: SessionFactory,
         *,
+        users: Users,
         trace: bool = False,
     ) -> None:
         """Prepare.
@@ -59,6 +61,7 @@ class Listener:
             counters: the server's counters.
             connections: the open connections of all listeners, by their ids.
             new_session: makes the session of a connection.
+            users: the users.
             trace: whether to log the start and end of every connection.
         """
         self._connections = connections
@@ -66,6 +69,7 @@ class Listener:
         self._turns = turns
         self._counters = counters
         self._new_session = new_session
+        self._users = users
         self._trace = trace
         self._listening: ListeningSocket | None = None
         self._paused: asyncio.TimerHandle | None = None
@@ -122,6 +126,7 @@ class Listener:
         connection = Connection(
             client, identity, self.protocol, peer, self._turns, counters, self._connection_closed
         )
+        connection.user = self._users.first(peer_uid(client))
         self._connections[identity] = connection
         if self._trace:
             log.info("%s: %s connected", self.protocol, peer, extra=connection.log_fields)

@@ -1,6 +1,7 @@
 """Who may act on the whole server: stop or reload it, set its status, disconnect its clients.
 
-Clients on this machine may, over every protocol. Those on a Unix socket are on this machine.
+Where there are users, their rights decide. Otherwise clients on this machine may, over every
+protocol; those on a Unix socket are on this machine.
 Clients on other machines may if `allow_remote_admin` is set, or over HTTP with a token. Every such
 request is logged with the client's address, and so is each that drops or moves items, deletes a
 queue or pauses it, which every client may make. Of very many, the rest are counted.
@@ -10,8 +11,9 @@ import ipaddress
 import logging
 from typing import Final, Literal
 
+from kestrelmq.access.users import User
 from kestrelmq.config import LISTEN_PORTS, ServerConfig
-from kestrelmq.errors import KestrelError
+from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.logs import LogThrottle
 from kestrelmq.server.sockets import UNIX
 
@@ -60,6 +62,7 @@ class ServerActionGuard:
         peer: str,
         queue: str | None = None,
         *,
+        user: User | None = None,
         level: int = logging.INFO,
     ) -> None:
         """Log that a client requests `action`, of the queue `queue` if it concerns only that.
@@ -67,30 +70,65 @@ class ServerActionGuard:
         The action of an HTTP request has the queue in its path. Of one client, `MOST_LINES` of a
         second are logged; `log_counts` tells how many others there were.
         """
-        if not log.isEnabledFor(level):
-            return
-        key = (peer.rpartition(":")[0], level)
-        if len(self._requests) >= _MOST_CLIENTS and key not in self._requests:
-            key = (_OTHERS, level)
-        count = self._requests[key] = self._requests.get(key, 0) + 1
-        if count > MOST_LINES:
+        if not self._has_room(peer, level):
             return
         what = action if queue is None or protocol == "http" else f"{action} {queue}"
         fields = {"action": action, "peer": peer, "protocol": protocol}
         if queue is not None:
             fields["queue"] = queue
-        log.log(level, "%s: asked for by %s (%s)", what, peer, protocol, extra=fields)
+        who = peer
+        if user is not None:
+            fields["user"] = user.name
+            who = f"{user.name}, {peer}"
+        log.log(level, "%s: asked for by %s (%s)", what, who, protocol, extra=fields)
+
+    def log_failed_sign_in(self, name: str | None, protocol: str, peer: str) -> None:
+        """Log that a sign-in failed, as the requests of a client are logged.
+
+        `name` is None if there is no user of that name.
+        """
+        if self._has_room(peer, logging.WARNING):
+            fields = {"action": "sign in", "peer": peer, "protocol": protocol, "user": name}
+            who = "an unknown user" if name is None else f"user {name}"
+            log.warning("sign-in of %s failed: %s (%s)", who, peer, protocol, extra=fields)
+
+    def log_forbidden(self, user: User, what: str) -> None:
+        """Log that a user may not do what was asked for: now and then for each user."""
+        count = self._refusals.count((user.name, "forbidden"))
+        if count:
+            fields = {"user": user.name, "count": count}
+            text = "user %s may not %s; %d such refusals since the last message"
+            log.warning(text, user.name or "(nobody)", what, count, extra=fields)
+
+    def _has_room(self, peer: str, level: int) -> bool:
+        """Count a line about a client; return whether it is to be logged."""
+        if not log.isEnabledFor(level):
+            return False
+        key = (peer.rpartition(":")[0], level)
+        if len(self._requests) >= _MOST_CLIENTS and key not in self._requests:
+            key = (_OTHERS, level)
+        count = self._requests[key] = self._requests.get(key, 0) + 1
+        return count <= MOST_LINES
 
     def log_counts(self) -> None:
         """Log how many requests were not logged; to be called once a second."""
         for (host, level), count in self._requests.items():
             if count > MOST_LINES:
                 fields = {"peer": host, "count": count - MOST_LINES}
-                text = "%s asked for %d more changes, which are not logged one by one"
+                what = "sign-ins" if level == logging.WARNING else "changes"
+                text = f"%s asked for %d more {what}, which are not logged one by one"
                 log.log(level, text, host, count - MOST_LINES, extra=fields)
         self._requests.clear()
 
-    def check(self, action: Action, protocol: str, peer: str, *, has_token: bool = False) -> None:
+    def check(
+        self,
+        action: Action,
+        protocol: str,
+        peer: str,
+        *,
+        has_token: bool = False,
+        user: User | None = None,
+    ) -> None:
         """Log that a client requests `action`, and refuse it if the client may not.
 
         Args:
@@ -98,14 +136,16 @@ class ServerActionGuard:
             protocol: the protocol of its connection.
             peer: its address, `HOST:PORT` or `unix:PID`.
             has_token: whether it sent an admin token.
+            user: who it is; an admin may act from every machine.
 
         Raises:
             RemoteAdminRefused: the client is on another machine, and that is not allowed.
         """
         host = peer.rpartition(":")[0]
         is_local = host == UNIX or is_loopback(host)
-        if has_token or self._config.allow_remote_admin or is_local:
-            self.log_request(action, protocol, peer)
+        is_admin = has_token or (user is not None and user.is_admin)
+        if is_admin or self._config.allow_remote_admin or is_local:
+            self.log_request(action, protocol, peer, user=user)
             return
         count = self._refusals.count((action, protocol, host))
         if count:
@@ -123,13 +163,32 @@ class ServerActionGuard:
         )
 
 
-def warn_if_open(config: ServerConfig) -> None:
-    """Log a warning about what clients may do if other machines can reach the server."""
+_NEEDS_USERS: Final = """\
+listen_address {address} can be reached from other machines, and there are no users: whoever \
+reaches a port could read, change and delete every queue. Make a user, with the hash that \
+`kestrelmq user hash` prints:
+
+    [users.NAME]
+    password_hash = "scrypt:..."
+    admin = true
+
+or, if something else protects the ports, set allow_unauthenticated = true"""
+
+
+def check_reachable(config: ServerConfig) -> None:
+    """Check that a server which other machines can reach has users, or is meant to have none.
+
+    Raises:
+        ConfigError: it has none; the message says how to make one.
+    """
     has_port = any(getattr(config, setting) is not None for setting in LISTEN_PORTS.values())
-    if has_port and not is_loopback(config.listen_address):
-        log.warning(
-            "listen_address %s can be reached from other machines, and clients need no password:"
-            " any client that reaches it may read and change every queue%s",
-            config.listen_address,
-            ", and stop the server" if config.allow_remote_admin else "",
-        )
+    if not has_port or is_loopback(config.listen_address) or config.users:
+        return
+    if not config.allow_unauthenticated:
+        raise ConfigError(_NEEDS_USERS.format(address=config.listen_address))
+    log.warning(
+        "listen_address %s can be reached from other machines, and clients need no password:"
+        " any client that reaches it may read and change every queue%s",
+        config.listen_address,
+        ", and stop the server" if config.allow_remote_admin else "",
+    )

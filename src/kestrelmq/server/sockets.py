@@ -7,6 +7,7 @@ start at the same time do this one after the other: they lock the directory mean
 
 import errno
 import grp
+import ipaddress
 import os
 import pwd
 import socket
@@ -25,6 +26,7 @@ UNIX: Final = "unix"
 """The host in the name of a client on a Unix socket, which is `unix:PID`."""
 GONE: Final = "a client that is gone:0"
 """The name of a client that has gone before it was asked for."""
+_IPV6_NETWORK: Final = 64
 _LOCK_PATIENCE: Final = 5.0
 """Seconds to wait for another process that starts to listen in the same directory."""
 
@@ -130,6 +132,23 @@ class ListeningSocket:
                     self.endpoint.path.unlink()
 
 
+def peer_of(host: str) -> str:
+    """Return the peer that an address counts as: an IPv4 address or an IPv6 network.
+
+    All clients on a Unix socket are one peer. One host of an IPv6 network can have more addresses
+    than the server has file descriptors.
+    """
+    try:
+        parsed = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, _IPV6_NETWORK), strict=False))
+    return host
+
+
 def peer_name(client: socket.socket, address: object) -> str:
     """Return the name of a connected client: `HOST:PORT`, or `unix:PID` with its process.
 
@@ -139,13 +158,26 @@ def peer_name(client: socket.socket, address: object) -> str:
     """
     if not is_unix(client):
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else GONE
+    return f"{UNIX}:{_credentials(client)[0]}"
+
+
+def peer_uid(client: socket.socket) -> int | None:
+    """Return the user of the process at the other end of a Unix socket; None if that is unknown."""
+    if not is_unix(client):
+        return None
+    process, user = _credentials(client)
+    return user if process else None
+
+
+def _credentials(client: socket.socket) -> tuple[int, int]:
+    """Return the process at the other end of a Unix socket, and its user; 0 if unknown."""
     option = getattr(socket, "SO_PEERCRED", None)
-    process = 0
     if option is not None:
         with suppress(OSError):  # the connection is closed already
             # struct ucred: process, user and group.
-            process, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, option, 12))
-    return f"{UNIX}:{process}"
+            process, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, option, 12))
+            return process, user
+    return 0, 0
 
 
 def is_unix(client: socket.socket) -> bool:

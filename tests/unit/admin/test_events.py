@@ -6,6 +6,7 @@ from pathlib import Path
 from kestrelmq.admin.calls import AdminContext, LongRequests
 from kestrelmq.admin.events import QueueEvents
 from kestrelmq.admin.sampling import SLICE, Sampler
+from kestrelmq.admin.sessions import Sessions
 from kestrelmq.config import ServerConfig
 from tests.support.turning import Turning
 
@@ -24,6 +25,7 @@ def test_events_for_many_watchers_are_encoded_once(tmp_path: Path) -> None:
             token_needed=False,
             changes_allowed=True,
             reserves=LongRequests(1, "reserves", "too_many_reserves"),
+            sessions=Sessions(turning.context.users, 0),
         )
         watching = QueueEvents(admin)
         await sampler.take_sample()

@@ -138,6 +138,8 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "default": QueueConfig(),
         "queues": {},
         "aliases": {},
+        "users": {},
+        "allow_unauthenticated": False,
     }
     assert config.status_path == tmp_path / "kestrelmq" / "~~status"
 

@@ -18,6 +18,7 @@ from kestrelmq.config import (
     AliasConfig,
     QueueConfig,
     ServerConfig,
+    UserConfig,
     ZooKeeperConfig,
     config_from_toml,
     config_toml,
@@ -29,7 +30,7 @@ from kestrelmq.config.model import value_kinds
 from kestrelmq.config.rendering import value_in_toml
 
 ROOT = Path(__file__).parents[3]
-MODELS = (ServerConfig, QueueConfig, ZooKeeperConfig, AliasConfig)
+MODELS = (ServerConfig, QueueConfig, ZooKeeperConfig, AliasConfig, UserConfig)
 SETTINGS = [(model, name) for model in MODELS for name in value_kinds(model)]
 OTHERS = {
     "hosts": ["a:2181"],
@@ -150,6 +151,7 @@ def test_secrets_are_left_out_of_what_the_admin_service_shows() -> None:
     assert secret_settings(ServerConfig) == {
         "admin_tokens": True,
         "zookeeper": {"credentials": True},
+        "users": {"__all__": {"password_hash": True}},
     }
 
 

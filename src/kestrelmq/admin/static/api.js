@@ -1,7 +1,9 @@
-// Requests to the API. If a token is needed, the user is asked for it once; only this tab keeps it.
+// Requests to the API. If a token is needed, the user is asked for it once; only this tab keeps it. Where
+// the server has users, the sign-in page is shown to whoever has not signed in.
 
 import { askToken } from "./dialogs.js";
 import { plain } from "./format.js";
+import { showSignIn } from "./signin.js";
 
 const PREFIX = "/api/v1";
 const KEY = "kestrelmq-token";
@@ -51,6 +53,11 @@ async function answerOf(response) {
   return answer;
 }
 
+const signIn = async (user, password) => answerOf(await send("POST", "/session", { user, password }));
+
+/** Show the sign-in page, after which the console begins anew. */
+export const askSignIn = () => showSignIn(signIn);
+
 /** Do a request; ask the user for a token when the server requires one. */
 async function signedIn(request) {
   for (;;) {
@@ -58,6 +65,7 @@ async function signedIn(request) {
       return await request();
     } catch (error) {
       if (error.status !== 401) throw error;
+      if (error.code === "sign_in_needed") await askSignIn();
       const wrong = sessionStorage.getItem(KEY) !== null;
       const token = await askToken(wrong);
       if (token === null) throw new ApiError(401, "token_needed", "Nothing was changed: no token was given.");

@@ -109,10 +109,10 @@ export class ClientsPage {
     }
   }
 
-  #row({ id, name, address, protocol, since, replies, state, queue, open_reads: opened }) {
+  #row({ id, name, user, address, protocol, since, replies, state, queue, open_reads: opened }) {
     const reads = Object.entries(opened).map(([name, number]) => h("div", {}, link(name), ` ${whole(number)}`));
     return [
-      name ? [h("b", {}, h("bdi", { text: name })), h("div", { text: address })] : address, protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(replies),
+      [name ? h("b", {}, h("bdi", { text: name })) : null, h("div", { text: address }), user ? h("div", { text: `user ${user}` }) : null], protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(replies),
       h("span", { class: `badge ${state}`, text: STATES[state] ?? state }), queue ? links(queue) : "–", reads.length ? reads : "–",
       h("button", { type: "button", class: "small danger", "data-client": id, "aria-label": `Disconnect ${address}`, text: "Disconnect", onclick: () => this.#disconnect(id, address, opened) }),
     ];

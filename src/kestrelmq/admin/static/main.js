@@ -1,6 +1,6 @@
 // The frame around the pages: navigation, the status switch, the theme.
 
-import { call } from "./api.js";
+import { askSignIn, call } from "./api.js";
 import { ClientsPage } from "./clients.js";
 import { confirm } from "./dialogs.js";
 import { setText, toast } from "./dom.js";
@@ -117,6 +117,17 @@ store.addEventListener("tick", () => {
   showStatus();
   if (!document.hidden) page.update();
 });
+const out = document.getElementById("sign-out");
+out.addEventListener("click", async () => {
+  await call("DELETE", "/session");
+  location.reload();
+});
+const session = await call("GET", "/session").catch(() => null);
+if (session?.has_users) {
+  if (session.user === null) await askSignIn();
+  out.title = `Signed in as ${session.user}`;
+  out.hidden = false;
+}
 show(false);
 store.open();
 store.loadPast().catch(() => {});

@@ -42,7 +42,7 @@ export class ServerPage {
     try {
       const server = await call("GET", "/server");
       setText(this.note, `kestrelmq ${server.version}, ${server.status.status} since ${moment(server.status.since)}. ${
-        server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Clients on this machine may make changes.") : "Changes are refused: no admin_tokens are configured."}`);
+        server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Clients on this machine, or users who may, can make changes.") : "Changes are refused: no admin_tokens are configured."}`);
       this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
       this.#showDamaged(Object.entries(server.damaged), server.loading.length);
     } catch (error) {

@@ -7,6 +7,7 @@ this module, because its answers have more in them.
 from collections.abc import Coroutine
 from typing import Final, TypeAlias
 
+from kestrelmq.access.users import User
 from kestrelmq.errors import InvalidQueueName, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.managing import (
@@ -67,7 +68,7 @@ def manage(
         case Browse():
             return _browse(context, request)
         case Move():
-            return _move(context, request)
+            return _move(context, request, by.user)
         case Pause():
             return _pause(context, request)
         case Declare(name):
@@ -98,7 +99,7 @@ def _log(context: ServerContext, request: Manage, by: Connection) -> None:
             action = "delete"
         case _:
             return
-    context.actions.log_request(action, by.protocol, by.peer, name)
+    context.actions.log_request(action, by.protocol, by.peer, name, user=by.user)
 
 
 def check_action(context: ServerContext, request: object, by: Connection) -> None:
@@ -109,12 +110,11 @@ def check_action(context: ServerContext, request: object, by: Connection) -> Non
     """
     action = _ACTIONS.get(type(request))
     if action is not None:
-        context.actions.check(action, by.protocol, by.peer)
+        context.actions.check(action, by.protocol, by.peer, user=by.user)
 
 
 async def _browse(context: ServerContext, request: Browse) -> tuple[Page, str]:
     context.check_readable()
-    context.check_client(request.queue, write=False)
     if not context.status.has_memory:
         raise OutOfMemory(NO_ROOM_TO_SEND)
     queue = context.collection.existing(request.queue)
@@ -128,10 +128,10 @@ async def _browse(context: ServerContext, request: Browse) -> tuple[Page, str]:
     return page, place_text(queue, page.behind)
 
 
-async def _move(context: ServerContext, request: Move) -> Moved:
+async def _move(context: ServerContext, request: Move, user: User | None) -> Moved:
     name, target = request.queue, request.target
     if request.redrives or target is None:
-        moved = await moving.redrive(context, name, target)
+        moved = await moving.redrive(context, name, target, user)
     elif request.copies:
         moved = await moving.copy(context, name, target, request.count)
     else:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Generator
 from functools import partial
 
+from kestrelmq.access.users import User
 from kestrelmq.errors import JournalError
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.moving import SLICE_BYTES, Copy, Move, Moved, Redrive
@@ -34,22 +35,24 @@ async def move(
         JournalError, QueueUnavailable: a queue cannot be read or written; items may be in both.
     """
     _check_status(context)
-    queue = _source(context, source, target)
+    queue = context.collection.existing(source)
     if queue is None:
         return None
     return await _moved(context, queue, Move(context.collection, queue, target, count))
 
 
-async def redrive(context: ServerContext, source: str, target: str | None) -> Moved | None:
+async def redrive(
+    context: ServerContext, source: str, target: str | None, user: User | None
+) -> Moved | None:
     """Move all dead letters of a queue to where they came from, or to `target`; as `move`.
 
-    The fanout children of a queue do not get them.
+    The fanout children of a queue do not get them, and no queue that `user` may not add to.
     """
     _check_status(context)
-    queue = _source(context, source, target)
+    queue = context.collection.existing(source)
     if queue is None:
         return None
-    check = partial(context.check_client, write=True)
+    check = partial(context.check_client, user, write=True)
     return await _moved(context, queue, Redrive(context.collection, queue, target, check))
 
 
@@ -80,7 +83,7 @@ async def copy(
     What is read from the source meanwhile may make it leave out or repeat some items.
     """
     _check_status(context)
-    queue = _source(context, source, target)
+    queue = context.collection.existing(source)
     if queue is None:
         return None
     work = Copy(context.collection, queue, target, count)
@@ -112,11 +115,3 @@ def _check_status(context: ServerContext) -> None:
     """Raise Forbidden if nothing may be read or added at present."""
     context.check_readable()
     context.check_writable()
-
-
-def _source(context: ServerContext, source: str, target: str | None) -> Queue | None:
-    """Return the queue `source`, if there is one and items may go from there to `target`."""
-    context.check_client(source, write=False)
-    if target is not None:
-        context.check_client(target, write=True)
-    return context.collection.existing(source)

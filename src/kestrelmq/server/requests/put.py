@@ -118,7 +118,6 @@ class PendingPut(PendingRequest):
         context.counters.cmd_set += bool(self._items)
         try:
             context.check_writable()
-            context.check_client(name, write=True)
         except KestrelError as error:
             self._refuse(error)
             return

@@ -142,7 +142,7 @@ class PendingRead(PendingRequest):
             if not self._context.has_time_for(self._name):
                 self._connection.resume_later(self)
                 return
-            queue = self._context.queue_to_read(self._name)
+            queue = self._context.collection.obtain_single(self._name)
             if queue is None:
                 self.wait(None)
             else:

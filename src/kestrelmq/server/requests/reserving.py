@@ -43,7 +43,7 @@ from kestrelmq.protocol.reserving import (
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.context import ClientForbidden, ServerContext
+from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT, Queues
 from kestrelmq.server.requests.changes import wait_until_durable
 from kestrelmq.server.requests.reads import MOST_READS_COUNTED
@@ -228,15 +228,13 @@ class PendingReserve(PendingRequest):
         But if one cannot be used, they are those before it that exist, and `_failure` is the
         answer if none of them has an item. With a tag all must be usable: it may be open in any.
 
-        Raises as `ServerContext.queue_to_read` and `Queue.check_tag`; then no queue was created.
+        Raises as `QueueCollection.obtain` and `Queue.check_tag`; then no queue was created.
         """
         self._failure = None
         existing = []
         for name in self._names:
             try:
-                queue = _existing(self._context, name)
-            except ClientForbidden:
-                raise
+                queue = self._context.collection.existing(name)
             except QueueUnavailable as error:
                 if self._terms.tag:
                     raise
@@ -462,31 +460,18 @@ def _end_reads(
     if isinstance(request, Release) and request.owner:
         everywhere = context.collection.owners.reads_of(request.owner)
         names = [request.queue] if request.queue else list(everywhere)
-        queues = [queue for name in names if (queue := _existing(context, name)) is not None]
+        found_all = map(context.collection.existing, names)
+        queues = [queue for queue in found_all if queue is not None]
         for queue in queues:
             _check_release(context, queue, request)
         _OwnerRelease(requester, queues, request, handler).begin()
         return
     if isinstance(request, Retire):
-        found = context.queue_to_read(request.queue)
+        found = context.collection.obtain_single(request.queue)
     else:
-        found = _existing(context, request.queue)
+        found = context.collection.existing(request.queue)
     count = 0 if found is None else _applied(context, found, request)
     handler.answer_count(count, () if found is None else (found,))
-
-
-def _existing(context: ServerContext, name: str) -> Queue | None:
-    """Return the queue `name`, or None if it does not exist, or is an alias.
-
-    Raises:
-        QueueUnavailable: this client may not read the queue, or it is damaged or still loading.
-        InvalidQueueName: no queue can have that name.
-    """
-    queue = context.collection.queues.get(name)
-    if queue is None or queue.restricted:
-        context.check_client(name, write=False)
-        queue = context.collection.existing(name)
-    return queue
 
 
 def _applied(

@@ -15,7 +15,15 @@ from kestrelmq.format.records import ADDX_HEADER, LATEST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, TLS_HELLO, binary_refusal
-from kestrelmq.protocol.managing import Confirm, ListClients, Quit, Shutdown
+from kestrelmq.protocol.managing import (
+    Confirm,
+    Delete,
+    Flush,
+    FlushAll,
+    ListClients,
+    Quit,
+    Shutdown,
+)
 from kestrelmq.protocol.memcache import (
     END,
     ERROR,
@@ -52,7 +60,7 @@ from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import NO_ROOM, Forbidden, ItemTimes, ServerContext
+from kestrelmq.server.context import NO_ROOM, ClientForbidden, Forbidden, ItemTimes, ServerContext
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.loop.turns import LARGE_SHARE
 from kestrelmq.server.replies import Queues
@@ -94,8 +102,13 @@ class MemcacheSession(LineSession):
         self._turns = context.turns
         self._counters = context.counters
         self._status = context.status
-        # With a limit on connections, no request may take the hot path.
-        self._queues = {} if context.has_connection_limit else context.collection.queues
+        # The queues that requests on the hot path may use: without users, all of them. With a limit
+        # on connections, no request may take it.
+        user, queues = connection.user, context.collection.queues
+        self._readable = queues if user is None else user.readable
+        self._writable = queues if user is None else user.writable
+        if context.has_connection_limit:
+            self._readable = self._writable = {}
         self._replies = connection.replies
         self._parse = parser.parse
         self._parse_long = parser.parse_long
@@ -224,9 +237,10 @@ class MemcacheSession(LineSession):
             after = self._find_end(request, data, body, body_end)
             if after <= 0:
                 return -after
-        queue = self._queues.get(request.plain)
+        queue = self._writable.get(request.plain)
         if queue is None or queue.restricted or not self._status.all_allowed:
-            self._new_put(request, data[body:body_end]).begin()
+            if self._is_allowed(request, noreply=request.noreply):
+                self._new_put(request, data[body:body_end]).begin()
             return after
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
@@ -245,7 +259,7 @@ class MemcacheSession(LineSession):
         return after
 
     def _get(self, request: Get) -> None:
-        queue = self._queues.get(request.plain) if request.plain is not None else None
+        queue = self._readable.get(request.plain) if request.plain is not None else None
         if (
             queue is None
             or self._reads.by_queue
@@ -295,7 +309,7 @@ class MemcacheSession(LineSession):
         if ending[:1] == b"\n":
             return body_end + 1
         if not ending or ending == b"\r":
-            queue = self._queues.get(request.plain)
+            queue = self._writable.get(request.plain)
             if queue is None or queue.children:
                 limit = self._context.collection.max_item_size(request.queue)
             else:
@@ -304,7 +318,10 @@ class MemcacheSession(LineSession):
                 return self._skip_too_large(request, data, body)
             if request.size >= LARGE_ITEM:
                 item: ArrivingItem = ArrivingLargeItem(request)
-                if not self._connection.hold_input(request.size):
+                refusal = self._refusal(request) if queue is None else None
+                if refusal is not None:
+                    item = SkippedItem(request.size, b"" if request.noreply else refusal)
+                elif not self._connection.hold_input(request.size):
                     item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
                 return -self._take_arriving(item, data, body)
             # The line end may be CR LF, and need one byte more.
@@ -318,7 +335,7 @@ class MemcacheSession(LineSession):
         reply = NOT_STORED
         try:
             self._context.check_writable()
-            self._context.check_client(request.queue, write=True)
+            self._context.check_rights(self._connection.user, request)
             self._context.collection.count_too_large(request.queue)
         except Forbidden as error:
             refuse(self._connection, error, noreply=request.noreply)
@@ -347,8 +364,10 @@ class MemcacheSession(LineSession):
 
     def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
-        queue = self._queues.get(request.plain)
+        queue = self._writable.get(request.plain)
         is_marked = request.mark is not None
+        if queue is None and not self._is_allowed(request, noreply=request.noreply):
+            return
         if queue is None and request.plain and not is_marked and self._status.all_allowed:
             # If this fails, the put that follows is refused for the same reason.
             with suppress(KestrelError):
@@ -438,14 +457,34 @@ class MemcacheSession(LineSession):
 
     def _get_slowly(self, request: Get) -> None:
         self._connection.count_slow_request()
-        MemcacheGet(self._connection, self._context, self._reads, request).proceed()
+        if self._is_allowed(request):
+            MemcacheGet(self._connection, self._context, self._reads, request).proceed()
+
+    def _refusal(self, request: Request) -> bytes | None:
+        """Return the reply to a request that the client may not make; None if it may."""
+        try:
+            self._context.check_rights(self._connection.user, request)
+        except ClientForbidden as error:
+            return error_reply(error)
+        return None
+
+    def _is_allowed(self, request: Request, *, noreply: bool = False) -> bool:
+        """Whether the client may make a request; if not, send why."""
+        refusal = self._refusal(request)
+        if refusal is not None and not noreply:
+            self._connection.push(refusal)
+        return refusal is None
 
     def _serve_other(self, request: Request) -> None:
+        is_quiet = isinstance(request, Delete | Flush | FlushAll) and request.noreply
+        if not self._is_allowed(request, noreply=is_quiet):
+            return
         match request:
             case Monitor():
                 MemcacheMonitor(self._connection, self._context, self._reads, request).begin()
             case Stats() | Dump() | ListClients() | ListOwners():
-                LongReply(self._connection, self._turns, listing(self._context, request))
+                pieces = listing(self._context, request, self._connection.user)
+                LongReply(self._connection, self._turns, pieces)
             case Confirm(queue, count):
                 PendingConfirm(
                     self._connection, self._reads, queue, count, self._answer_confirm

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from kestrelmq.access.users import User
 from kestrelmq.config import queue_settings
 from kestrelmq.errors import KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
@@ -158,8 +159,15 @@ def _answer_later(
     changes.answer_later(connection, change, answer, fail, is_search=is_search)
 
 
-def listing(context: ServerContext, request: Stats | Dump | ListClients | ListOwners) -> Pieces:
-    """Return the pieces of the reply to `stats`, a dump, `clients` or `owners`."""
+def listing(
+    context: ServerContext,
+    request: Stats | Dump | ListClients | ListOwners,
+    user: User | None = None,
+) -> Pieces:
+    """Return the pieces of the reply to `stats`, a dump, `clients` or `owners`.
+
+    Of all queues, those are listed that `user` may read.
+    """
     match request:
         case ListClients():
             yield from (memcache.client(one.fields()) for one in connected_clients(context))
@@ -178,7 +186,7 @@ def listing(context: ServerContext, request: Stats | Dump | ListClients | ListOw
                     )
                 )
         case Stats(None):
-            yield from _all_stats(context)
+            yield from _all_stats(context, user)
         case Stats(str(name)):
             try:
                 yield memcache.stats(_stats(context, name))
@@ -186,7 +194,7 @@ def listing(context: ServerContext, request: Stats | Dump | ListClients | ListOw
                 yield memcache.server_error(str(error))
                 return
         case Dump(what, names):
-            yield from _dump(context, what, names)
+            yield from _dump(context, what, names, user)
     yield END
 
 
@@ -197,18 +205,23 @@ def _stats(context: ServerContext, name: str) -> list[tuple[str, Any]]:
     return stats_of(collection, name)
 
 
-def _all_stats(context: ServerContext) -> Pieces:
+def _all_stats(context: ServerContext, user: User | None) -> Pieces:
     collection = context.collection
     found = yield from context.server_stats()
     yield memcache.stats([(name, value) for name, value in found if name in _SHOWN])
     for name in (yield from sorted_names(collection)):
-        yield memcache.stats(stats_of(collection, name), f"queue_{name}_")
+        if user is None or user.may(name, write=False):
+            yield memcache.stats(stats_of(collection, name), f"queue_{name}_")
+        else:
+            yield None
 
 
-def _dump(context: ServerContext, what: str, names: tuple[str, ...]) -> Pieces:
+def _dump(context: ServerContext, what: str, names: tuple[str, ...], user: User | None) -> Pieces:
     collection = context.collection
     for name in names or (yield from sorted_names(collection)):
-        if what == "stats":
+        if user is not None and not user.may(name, write=False):
+            found: list[tuple[str, Any]] = []
+        elif what == "stats":
             found = stats_of(collection, name)
         else:
             queue = collection.queues.get(name)

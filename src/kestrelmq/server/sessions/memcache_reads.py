@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from kestrelmq.access.signing_in import SignInRefused
 from kestrelmq.errors import (
     InvalidDeclaration,
     InvalidQueueName,
@@ -21,7 +22,7 @@ from kestrelmq.protocol.memcache import END, ERROR, Get, Key, Monitor
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import Forbidden, ServerContext
+from kestrelmq.server.context import ClientForbidden, Forbidden, ServerContext
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, data_of
 from kestrelmq.server.requests.reads import ConnectionOpenReads, PendingRead, ReadHandler
 
@@ -30,11 +31,13 @@ _GRACE: Final = 5.0
 
 
 _CLIENT_FAULTS: Final = (
+    ClientForbidden,
     InvalidQueueName,
     InvalidDeclaration,
     NoDeadLetterQueue,
     PatternRefused,
     PlaceRefused,
+    SignInRefused,
     TagRefused,
 )
 
@@ -171,7 +174,7 @@ class MemcacheGet(ReadHandler):
             context.counters.cmd_peek += 1
         removing = ReadMode.HOLD if self._several else ReadMode.REMOVE
         mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if key.open else removing
-        queue = context.queue_to_read(key.queue)
+        queue = context.collection.obtain_single(key.queue)
         if queue is not None:
             one, xid = queue.take_as(mode)
             if one is not None:

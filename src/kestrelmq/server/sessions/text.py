@@ -20,6 +20,7 @@ from kestrelmq.protocol.managing import (
     Reload,
     SetStatus,
     Shutdown,
+    SignIn,
     Version,
 )
 from kestrelmq.protocol.text import (
@@ -108,7 +109,10 @@ class TextSession(LineSession):
         self._connection.closing = True
 
     def _serve(self, command: Command) -> None:
+        self._context.check_rights(self._connection.user, command)
         match command:
+            case SignIn(user, password):
+                self._answer_later(self._context.sign_in(self._connection, user, password))
             case Get() | Peek() | Monitor():
                 TextRead(self._connection, self._context, self._reads, command).begin()
             case Quit():
@@ -220,7 +224,7 @@ class TextRead(ReadHandler):
         if not context.has_time_for(command.queue):
             self._collect(1).begin()
             return
-        queue = context.queue_to_read(command.queue)
+        queue = context.collection.obtain_single(command.queue)
         if queue is not None:
             if not context.settle(queue):
                 self._collect(1).begin()

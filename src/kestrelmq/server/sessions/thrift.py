@@ -13,7 +13,15 @@ from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
 from kestrelmq.protocol.faults import ClientFault
-from kestrelmq.protocol.managing import Delete, Flush, FlushAll, GetStatus, SetStatus, Version
+from kestrelmq.protocol.managing import (
+    Delete,
+    Flush,
+    FlushAll,
+    GetStatus,
+    SetStatus,
+    SignIn,
+    Version,
+)
 from kestrelmq.protocol.thrift import EncodedItem, MessageHeader, ThriftParser
 from kestrelmq.protocol.thrift_service import (
     Abort,
@@ -334,7 +342,10 @@ class ThriftSession(Session):
         if not isinstance(request, _QUICK):
             self.connection.share_turn()
 
-    def _apply(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
+    def _apply(  # noqa: C901 # one case a request
+        self, header: MessageHeader, request: Request | RefusedRequest
+    ) -> None:
+        self.context.check_rights(self.connection.user, request)
         match request:
             case Get():
                 ThriftGet(self, header, request).begin()
@@ -354,6 +365,9 @@ class ThriftSession(Session):
                 self._peek(header, name)
             case Flush() | FlushAll() | Delete():
                 self._answer_later(header, manage(self.context, request, self.connection))
+            case SignIn(user, password):
+                signing_in = self.context.sign_in(self.connection, user, password)
+                self._answer_later(header, signing_in)
             case GetStatus():
                 self.answer(header, _TO_THRIFT[self.context.status.status])
             case SetStatus(name):
@@ -381,7 +395,6 @@ class ThriftSession(Session):
         context = self.context
         context.counters.cmd_peek += 1
         context.check_readable()
-        context.check_client(name, write=False)
         queue = context.collection.queues.get(name)
         if queue is None:
             problem = queue_name_error(name)

@@ -1,0 +1,1 @@
+"""Who may use the server: users and their rights, and signing in."""
