@@ -8,7 +8,7 @@ import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import item_data
+from kestrelmq.format.records import Item, item_data
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.worker import LARGE_ITEM
@@ -166,7 +166,7 @@ def test_an_item_that_is_on_disk_only_is_read_when_it_is_written(
     spool.add(b"first", LARGE)
     assert spool.take() == b"first"
     assert (spool.take(), spool.queue().settle()) == (None, False)
-    got: list[bytes | None] = []
+    got: list[Item | None] = []
     if waits:
         spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
     assert spool.writer.step()
