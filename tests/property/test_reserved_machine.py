@@ -290,7 +290,7 @@ class ReservedMachine(QueuesMachine):
                 for one in held:
                     reads |= one.reads
                     one.reads.clear()
-                self.put_back(sorted(reads), reads)
+                self.put_back(sorted(reads), reads, counted=False)
                 for tag in done:
                     del self.done[tag]
 

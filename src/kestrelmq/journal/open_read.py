@@ -1,5 +1,7 @@
 """An open read: an item that was taken off the head, and is neither finished nor given back.
 
+`life` says in which states it may be, and what happens to it.
+
 A read is what one reader has: when it loses the item, the read is over for good. If it is given
 back, and read again, that is another read. If the item stays open without a reader, because it
 waits for its retry delay, another read takes the place of the first, under the same xid.
@@ -14,17 +16,7 @@ from math import inf
 from typing import Final
 
 from kestrelmq.format.records import Item, item_deliveries, record_of
-
-HELD: Final = 0
-"""A reader has the item."""
-RESERVED: Final = 1
-"""The item belongs to a name, until its lease ends."""
-RETRYING: Final = 2
-"""It was given back, and waits for its retry delay; no reader has it."""
-ASIDE: Final = 3
-"""It is to go to another queue, which could not take it yet; no reader has it."""
-LEAVING: Final = 4
-"""The same, and it is just being written for that queue."""
+from kestrelmq.journal.life import HELD, RESERVED
 
 NO_DEADLINE: Final = -1.0
 """The deadline of a read that has none; a literal, because mypyc compiles that to a constant."""

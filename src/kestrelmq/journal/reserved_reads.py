@@ -32,8 +32,9 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.format.notes import Note, encode
 from kestrelmq.format.records import first_xid, is_run
+from kestrelmq.journal.life import RETRYING
 from kestrelmq.journal.memory_budget import OVERHEAD
-from kestrelmq.journal.open_read import RETRYING, OpenRead, Reservation, ReserveTerms
+from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.tags import Tag, parse_tag

@@ -31,7 +31,20 @@ from dataclasses import dataclass
 from kestrelmq.clock import Clock, Pause, no_pause
 from kestrelmq.format.records import ADDX, ADDX_HEADER, Item, NotedItem, item_add_time, record_of
 from kestrelmq.journal.delayed_items import DelayedItems, Entry
-from kestrelmq.journal.open_read import HELD, RETRYING, OpenRead, Reservation, ReserveTerms
+from kestrelmq.journal.life import (
+    CONFIRM,
+    CONFIRM_KEPT,
+    FORGOTTEN,
+    GIVE_BACK,
+    HEAD_AGAIN,
+    HELD,
+    PUT_ASIDE,
+    READ,
+    RETRYING,
+    UNDO,
+    UNRESERVED,
+)
+from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import LastMark
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.queue.backlog import Backlog
@@ -39,73 +52,41 @@ from kestrelmq.queue.reads import OpenReads
 
 
 @dataclass(slots=True, init=False)
-class ReadsOpened:
-    """Items were opened; `last_xid` is the last-used xid before that.
+class ReadsChanged:
+    """Something happened to open reads.
 
-    `by_reader` is False for an item that was set aside.
+    Attributes:
+        event: what happened: one of `journal.life`.
+        xids: their xids, in order.
+        reads: the reads.
+        last_xid: the last-used xid before that.
+        other: the read that took the place of the only one, if it lost its reader.
     """
 
+    event: int
     xids: Sequence[int]
     reads: list[OpenRead]
     last_xid: int
-    by_reader: bool
+    other: OpenRead | None
 
     def __init__(
-        self, xids: Sequence[int], reads: list[OpenRead], last_xid: int, *, by_reader: bool
+        self,
+        event: int,
+        xids: Sequence[int],
+        reads: list[OpenRead],
+        last_xid: int,
+        other: OpenRead | None = None,
     ) -> None:
+        self.event = event
         self.xids = xids
         self.reads = reads
         self.last_xid = last_xid
-        self.by_reader = by_reader
-
-
-@dataclass(slots=True, init=False)
-class ReadsConfirmed:
-    """Open reads were confirmed.
-
-    `kept` is whether their reader has them again if this is taken back, and may confirm them then.
-    """
-
-    xids: Sequence[int]
-    reads: list[OpenRead]
-    kept: bool
-
-    def __init__(self, xids: Sequence[int], reads: list[OpenRead], *, kept: bool) -> None:
-        self.xids = xids
-        self.reads = reads
-        self.kept = kept
-
-
-@dataclass(frozen=True, slots=True)
-class ReadGivenBack:
-    """An open read was given back to the head."""
-
-    read: OpenRead
-
-
-@dataclass(frozen=True, slots=True)
-class ReadReplaced:
-    """The reader of `read` has lost the item, which stays open as `other`."""
-
-    read: OpenRead
-    other: OpenRead
+        self.other = other
 
 
 @dataclass(frozen=True, slots=True)
 class NoDeliveries:
     """A note says that reads, which were opened just before, are no deliveries."""
-
-
-@dataclass(slots=True, init=False)
-class ReadsReserved:
-    """Open reads were reserved."""
-
-    reservation: Reservation
-    reads: list[OpenRead]
-
-    def __init__(self, reservation: Reservation, reads: list[OpenRead]) -> None:
-        self.reservation = reservation
-        self.reads = reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +165,8 @@ class ItemJoined:
 
 Change = (
     Item
-    | ReadsOpened
-    | ReadsConfirmed
-    | ReadGivenBack
-    | ReadReplaced
+    | ReadsChanged
     | NoDeliveries
-    | ReadsReserved
     | TermsChanged
     | TagDone
     | EpochRetired
@@ -289,14 +266,15 @@ class PlaceTracker:
         for change in changes:
             if isinstance(change, bytes | NotedItem | HeadDropped):
                 self._take()
-            elif isinstance(change, ReadsOpened):
-                self.opened.set_all(change.xids, [self._take() for _ in change.xids])
-            elif isinstance(change, ReadsConfirmed):
-                self.forget(change.xids)
-            elif isinstance(change, ReadGivenBack):
-                xid = change.read.xid
-                place = self.opened.pop(xid)
-                self.front.append(_earlier_place(xid) if place is None else place)
+            elif isinstance(change, ReadsChanged):
+                if change.event in {READ, PUT_ASIDE}:
+                    self.opened.set_all(change.xids, [self._take() for _ in change.xids])
+                elif change.event in {CONFIRM, CONFIRM_KEPT}:
+                    self.forget(change.xids)
+                elif change.event == GIVE_BACK:
+                    (xid,) = change.xids
+                    place = self.opened.pop(xid)
+                    self.front.append(_earlier_place(xid) if place is None else place)
 
     def forget(self, xids: Sequence[int]) -> None:
         """Update the places for open reads that were confirmed."""
@@ -425,7 +403,7 @@ class Changes:
         for change in reversed(changes):
             if isinstance(change, bytes | NotedItem):
                 item: Item = change
-            elif isinstance(change, ReadsOpened) and change.by_reader:
+            elif isinstance(change, ReadsChanged) and change.event == READ:
                 item = change.reads[-1].item
             else:
                 continue
@@ -447,8 +425,12 @@ class Changes:
                 backlog.drop_last(len(record) - ADDX_HEADER)
                 continue
             change = undo.pop()
-            _take_back(change, backlog, reads)
-            reopened += _left_open(change)
+            if isinstance(change, ReadsChanged):
+                _take_back_reads(change, backlog, reads)
+                if change.event in FORGOTTEN:
+                    reopened += change.reads
+            else:
+                _take_back(change, backlog, reads)
         undo.clear()
         self.is_large = False
         for read in reopened:
@@ -463,51 +445,33 @@ class Changes:
         self.is_large = False
 
 
-def _left_open(change: Change) -> Sequence[OpenRead]:
-    """Return the reads that are open without a reader if `change`, and no earlier one, is undone.
-
-    Whoever ended a read has forgotten it; one that was opened to be reserved was not handed out.
-    """
-    match change:
-        case ReadGivenBack(read) | ReadReplaced(read):
-            return (read,)
-        case ReadsConfirmed(reads=reads, kept=False) | ReadsReserved(reads=reads):
-            return reads
-        case _:
-            return ()
+def _take_back_reads(change: ReadsChanged, backlog: Backlog, reads: OpenReads) -> None:
+    undo = UNDO[change.event]
+    if undo == UNRESERVED:
+        reads.reservations.remove(change.reads)
+    elif undo == HEAD_AGAIN:
+        for read in reversed(change.reads):
+            current = reads.open[read.xid]  # another if its reader has lost it since
+            reads.end(current)
+            reads.forget_aside(current)
+            backlog.put_back(read.item)
+        reads.last_xid = change.last_xid
+    else:  # OPEN_AGAIN
+        if change.event == GIVE_BACK:
+            backlog.take()
+        if change.other is not None:
+            reads.end(change.other)
+            reads.forget_aside(change.other)
+        for read in change.reads:
+            reads.reopen(read)
 
 
 def _take_back(change: Change, backlog: Backlog, reads: OpenReads) -> None:
     match change:
-        case ReadsOpened():
-            for read in reversed(change.reads):
-                current = reads.open[read.xid]  # another if its reader has lost it since
-                reads.end(current)
-                reads.forget_aside(current)
-                backlog.put_back(read.item)
-            reads.last_xid = change.last_xid
-        case ReadsConfirmed():
-            for read in change.reads:
-                reads.reopen(read)
-        case ReadGivenBack(read):
-            backlog.take()
-            reads.reopen(read)
-        case ReadReplaced(read, other):
-            reads.end(other)
-            reads.forget_aside(other)
-            reads.reopen(read)
-        case ReadsReserved(reservation, reserved):
-            reads.reservations.remove(reservation, reserved)
         case HeadDropped(item):
             backlog.put_back(item)
         case bytes() | NotedItem():
             backlog.put_back(change)
-        case _:
-            _take_back_other(change, backlog, reads)
-
-
-def _take_back_other(change: Change, backlog: Backlog, reads: OpenReads) -> None:
-    match change:
         case ItemNoted():
             pass  # it goes with the item
         case ProducerMarked(producer, last):

@@ -32,7 +32,8 @@ from kestrelmq.format.records import (
     noted,
     record_of,
 )
-from kestrelmq.journal.open_read import ASIDE, LEAVING, OpenRead
+from kestrelmq.journal.life import ASIDE, LEAVING
+from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import LOG_INTERVAL

@@ -176,8 +176,10 @@ class Reservations:
         self._enrol(reservation, reservation.left)
         self._begin_lease(reservation, now)
 
-    def remove(self, reservation: Reservation, reads: Sequence[OpenRead]) -> None:
+    def remove(self, reads: Sequence[OpenRead]) -> None:
         """Undo `add`."""
+        reservation = reads[0].reservation
+        assert reservation is not None  # noqa: S101 # it was added
         left = reservation.left
         self.reserved.end_all(reservation)
         self._dismiss(reservation, left)

@@ -61,8 +61,19 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.delayed_items import DelayedItems, entry_number
+from kestrelmq.journal.life import (
+    ASIDE,
+    CONFIRM,
+    CONFIRM_KEPT,
+    GIVE_BACK,
+    LOSE,
+    PUT_ASIDE,
+    READ,
+    RESERVE,
+    RETRYING,
+)
 from kestrelmq.journal.memory_budget import OVERHEAD
-from kestrelmq.journal.open_read import ASIDE, RETRYING, OpenRead, Reservation, ReserveTerms
+from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.journal.read_table import NO_READS, ReadTable
 from kestrelmq.journal.reader import LargeRecord
@@ -86,11 +97,7 @@ from kestrelmq.queue.changes import (
     ItemNoted,
     NoDeliveries,
     ProducerMarked,
-    ReadGivenBack,
-    ReadReplaced,
-    ReadsConfirmed,
-    ReadsOpened,
-    ReadsReserved,
+    ReadsChanged,
     TagDone,
     TermsChanged,
 )
@@ -1083,7 +1090,8 @@ class Queue(Committable):
         last = self.reads.last_xid
         read, records = self.reads.open_read(taken)
         self._collect(records)
-        self.changes.undo.append(ReadsOpened((read.xid,), [read], last, by_reader=by_reader))
+        event = READ if by_reader else PUT_ASIDE
+        self.changes.undo.append(ReadsChanged(event, (read.xid,), [read], last))
         return read
 
     def _take(self) -> Item | None:
@@ -1262,7 +1270,7 @@ class Queue(Committable):
             return False
         self.reads.end(read)
         self._collect(confirm_remove(xid))
-        self.changes.undo.append(ReadsConfirmed((xid,), [read], kept=kept))
+        self._note_change(CONFIRM_KEPT if kept else CONFIRM, (xid,), [read])
         return True
 
     def confirm_all(self, xids: Sequence[int]) -> None:
@@ -1272,7 +1280,7 @@ class Queue(Committable):
             if len(ended) < len(xids):
                 xids = [read.xid for read in ended]
             self._collect(confirm_removes(xids))
-            self.changes.undo.append(ReadsConfirmed(xids, ended, kept=False))
+            self._note_change(CONFIRM, xids, ended)
 
     def unremove(self, xid: int) -> bool:
         """Give the open read `xid` back to the head; return False if it is not open."""
@@ -1408,7 +1416,7 @@ class Queue(Committable):
         self.redelivered += counted
         xid = read.xid
         self._collect(unremove(xid) if counted else uncounted_unremove(xid, reads.last_xid))
-        self.changes.undo.append(ReadGivenBack(read))
+        self._note_change(GIVE_BACK, (xid,), [read])
 
     def retry(self, read: OpenRead, delay: float | None = None, *, counted: bool) -> None:
         """Let the item of an open read be read again, after its retry delay if it has one.
@@ -1451,7 +1459,7 @@ class Queue(Committable):
         if read.reservation is not None or not other.is_counted:
             note = unreserved_note if other.is_counted else held_back_note
             self._collect(note((read.xid,), self.reads.last_xid))
-            self.changes.undo.append(ReadReplaced(read, other))
+            self._note_change(LOSE, (read.xid,), [read], other)
 
     # --- items that go to another queue: see `departures` ---
 
@@ -1570,7 +1578,7 @@ class Queue(Committable):
         reservation = Reservation(nonce, terms, _xids_of(reads), memory, len(reads))
         self.reads.reservations.add(reservation, reads, self._clock.monotonic())
         self._collect(reserved_note(nonce, terms, reservation.xids, self.reads.last_xid))
-        self.changes.undo.append(ReadsReserved(reservation, reads))
+        self._note_change(RESERVE, reservation.xids, reads)
         self._commits.watch_deadlines(self)
         return reservation
 
@@ -1605,7 +1613,7 @@ class Queue(Committable):
             reads.put_all(xids, opened, size + ADDX_HEADER * len(opened))
             self.get_hits += len(opened)
             self._collect(REMOVE_TENTATIVE_RECORD * len(opened))
-            self.changes.undo.append(ReadsOpened(xids, opened, last, by_reader=True))
+            self.changes.undo.append(ReadsChanged(READ, xids, opened, last))
         return opened, size
 
     def reserve_again(self, terms: ReserveTerms) -> Reservation | None:
@@ -1970,6 +1978,12 @@ class Queue(Committable):
         pending.append(record)
         if len(record) >= LARGE_ITEM:
             self.changes.is_large = True
+
+    def _note_change(
+        self, event: int, xids: Sequence[int], reads: list[OpenRead], other: OpenRead | None = None
+    ) -> None:
+        """Note what happened to open reads, so that it can be taken back."""
+        self.changes.undo.append(ReadsChanged(event, xids, reads, self.reads.last_xid, other))
 
     def commit(self) -> JournalError | None:
         """Write the collected records; on failure, take the changes back and return the error."""

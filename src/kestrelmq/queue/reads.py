@@ -20,8 +20,9 @@ from kestrelmq.format.records import (
     save_xid,
     xid_before,
 )
+from kestrelmq.journal.life import ASIDE, HELD, RESERVED, RETRYING
 from kestrelmq.journal.memory_budget import OVERHEAD
-from kestrelmq.journal.open_read import ASIDE, HELD, NO_DEADLINE, RESERVED, RETRYING, OpenRead
+from kestrelmq.journal.open_read import NO_DEADLINE, OpenRead
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.replay import opened_xid
 from kestrelmq.journal.reserved_reads import ReservedReads

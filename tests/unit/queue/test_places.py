@@ -3,27 +3,28 @@
 import pytest
 
 from kestrelmq.format.records import item
+from kestrelmq.journal.life import CONFIRM, GIVE_BACK, READ
 from kestrelmq.journal.open_read import OpenRead
-from kestrelmq.queue.changes import PlaceTracker, ReadGivenBack, ReadsConfirmed, ReadsOpened
+from kestrelmq.queue.changes import PlaceTracker, ReadsChanged
 
 pytestmark = pytest.mark.compiled
 
 ITEM = item(0, 0, b"")
 
 
-def opened(xid: int) -> ReadsOpened:
+def opened(xid: int) -> ReadsChanged:
     """Return the change that an item was opened."""
-    return ReadsOpened((xid,), [OpenRead(xid, ITEM)], 0, by_reader=True)
+    return ReadsChanged(READ, (xid,), [OpenRead(xid, ITEM)], 0)
 
 
-def confirmed(xid: int) -> ReadsConfirmed:
+def confirmed(xid: int) -> ReadsChanged:
     """Return the change that a read was confirmed."""
-    return ReadsConfirmed((xid,), [OpenRead(xid, ITEM)], kept=False)
+    return ReadsChanged(CONFIRM, (xid,), [OpenRead(xid, ITEM)], 0)
 
 
-def given_back(xid: int) -> ReadGivenBack:
+def given_back(xid: int) -> ReadsChanged:
     """Return the change that a read was given back."""
-    return ReadGivenBack(OpenRead(xid, ITEM))
+    return ReadsChanged(GIVE_BACK, (xid,), [OpenRead(xid, ITEM)], 0)
 
 
 def test_places_follow_reads_that_are_given_back() -> None:

@@ -21,11 +21,12 @@ from kestrelmq.format.records import (
     item_deliveries,
     save_xid,
 )
+from kestrelmq.journal.life import RESERVE
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.open_read import Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reserved_reads import reserved_note
-from kestrelmq.queue.changes import ReadsReserved
+from kestrelmq.queue.changes import ReadsChanged
 from kestrelmq.queue.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
@@ -973,7 +974,7 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     reads = [queue.open[first[0]]]
     queue.reads.reservations.add(reservation, reads, spool.now)
     queue._collect(reserved_note(1, TERMS, reservation.xids, queue.last_xid))
-    queue.changes.undo.append(ReadsReserved(reservation, reads))
+    queue.changes.undo.append(ReadsChanged(RESERVE, reservation.xids, reads, queue.last_xid))
     queue._commits.watch_deadlines(queue)
     failing(spool, disk)
     assert (queue.open_reads, queue.reads.reserved.count) == (1, 0)

@@ -101,8 +101,8 @@ def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryv
     rests: list[bytes] = []
     header, last_deliveries, rest = b"", 0, b""
     records = [record_of(one) for one in items]
-    for one, record in zip(items, records, strict=True):
-        deliveries = item_deliveries(one) + 1
+    for place, record in enumerate(records):
+        deliveries = item_deliveries(items[place]) + 1
         # Neighbours are often of the same size and millisecond.
         if deliveries != last_deliveries or not record.startswith(header):
             header, last_deliveries = record[:ADDX_HEADER], deliveries
