@@ -45,7 +45,7 @@ UNSEEN = {
     "journal/packing.py pack: directory.rename(placed, queue)": "only a nicer name",
     "journal/packing.py pack: directory.sync()": "only a nicer name",
     "journal/replacement.py Replacement._write: file.sync()": "the last sync has less to do",
-    "spark/sources/journal_commit.py JournalCommit._create: directory.remove(opened)": "is empty",
+    "spark/sinks/journal_commit.py JournalCommit._create: directory.remove(opened)": "is empty",
     "tools/import_export.py import_rows: directory.remove(name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
@@ -53,7 +53,7 @@ UNSEEN = {
     "journal/writer.py FileJournal._append_to_new_file: self.directory.remove(name)": TEMPORARY,
     "journal/writer.py FileJournal.rotate: self.directory.remove(temporary)": TEMPORARY,
     "journal/writer.py FileJournal.probe: self.directory.remove(name)": TEMPORARY,
-    "journal/writer.py JournalRemoval.replace: directory.remove(pack)": (
+    "journal/writer.py JournalRemoval.replace: directory.remove(self._pack)": (
         "only after a sync that failed; tests/unit/upkeep/test_rotation.py"
     ),
     "journal/loading.py save_tail: directory.truncate(aside, size - end)": "a hole beyond 1 MiB",
@@ -69,7 +69,7 @@ UNSEEN_IN = {
     "server/status.py": "what it calls is looked at",
     "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/live/dead_letters.py": TASKS,
-    "spark/sources/journal_parts.py": TASKS,
+    "spark/sinks/journal_parts.py": TASKS,
 }
 """The same for all that begins so."""
 ENDED = "only the second rename makes another file the last one, and it comes after both"
