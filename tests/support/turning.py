@@ -25,6 +25,7 @@ from kestrelmq.server.sessions.text import TextSession
 from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.status import ServerStatus, Status
+from kestrelmq.server.tls import TlsTransport
 from tests.support.patience import PATIENCE
 
 _SENT_AT_ONCE: Final = 1 << 16
@@ -103,14 +104,18 @@ class Turning:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
+        self.serve(theirs, ours.fileno(), protocol)
+        return ours
+
+    def serve(self, client: socket.socket | TlsTransport, number: int, protocol: str) -> Connection:
+        """Serve a client; `number` is that of the connection."""
         self._counters.curr_connections += 1
-        number = ours.fileno()
         connection = Connection(
-            theirs, number, protocol, str(number), self.turns, self._counters, self._closed
+            client, number, protocol, str(number), self.turns, self._counters, self._closed
         )
         self.connections[number] = connection
         connection.start(self._new_session(protocol, connection))
-        return ours
+        return connection
 
     def _closed(self, connection: Connection) -> None:
         self._counters.curr_connections -= 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 from pathlib import Path
 from typing import Self
 
@@ -94,6 +95,16 @@ class UnixWire(Wire):
     def __init__(self, path: Path) -> None:
         self.socket = open_socket(parse_address(f"unix:{path}"), PATIENCE)
         self._rest = b""
+
+
+class TlsWire(Wire):
+    """A raw connection over TLS."""
+
+    def __init__(
+        self, server: ServerProcess, context: ssl.SSLContext, listener: str = "memcache"
+    ) -> None:
+        super().__init__(server, listener)
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
 
 
 def put(wire: Wire, queue: str, *items: str, expiry: int = 0, reply: bytes = b"STORED\r\n") -> None:

@@ -14,6 +14,8 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from kestrelmq.admin.errors import ApiError, Handler, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
 from kestrelmq.server import sockets
 from kestrelmq.server.sockets import is_unix
+from kestrelmq.server.tls import HANDSHAKE_TIME
 
 IDLE_TIMEOUT = 30.0
 """Seconds within which a whole request must arrive, or the client must read more of a reply."""
@@ -38,6 +41,8 @@ _CHECKS_PER_TIMEOUT: Final = 4
 _LINGER_SECONDS: Final = 2.0
 """Seconds for which the rest of a request is still read after its reply was sent."""
 _MOST_HEADERS: Final = 64
+_TLS_LOOK: Final = 0.01
+"""Seconds between looks at whether all of a reply was sent."""
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +102,7 @@ class HttpConnection(web.RequestHandler):
         "_end_wait",
         "_input_ended",
         "_last_body",
+        "_lower",
         "_next_arrived",
         "peer",
         "serving",
@@ -117,6 +123,7 @@ class HttpConnection(web.RequestHandler):
         self._connections = connections
         self._input_ended = False
         self._last_body: StreamReader | None = None
+        self._lower: asyncio.BaseTransport | None = None
         self.peer = ""
         self.serving = False
         self.since = 0.0
@@ -124,16 +131,24 @@ class HttpConnection(web.RequestHandler):
         self._end_wait: Callable[[], object] | None = None
         self._next_arrived: Callable[[], None] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to serve the connection, or close it if there is no place for it."""
+    def take_place(self, transport: asyncio.BaseTransport) -> bool:
+        """Return whether there is a place for the connection; close it if there is none.
+
+        `transport` is the connection itself, below TLS.
+        """
+        self._lower = transport
         self.peer = peer_of(transport.get_extra_info("peername"))
         self.since = self._connections.now()
         if not self._connections.admit(self):
-            if isinstance(transport, asyncio.Transport):
-                transport.abort()
-            return
+            self.abort()
+            return False
         _limit_silence(transport.get_extra_info("socket"))
-        super().connection_made(transport)
+        return True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to serve the connection, or close it if there is no place for it."""
+        if self._lower is not None or self.take_place(transport):
+            super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Free the connection's place."""
@@ -159,6 +174,8 @@ class HttpConnection(web.RequestHandler):
         counts as gone, though, while its request waits for something, since that could not reach
         it then, and once its reply has begun, since that may go on for ever.
         """
+        if self.transport is not self._lower:
+            return False  # asyncio ends both sides of TLS
         self._input_ended = self._end_wait is None and self._awaits_reply()
         return self._input_ended
 
@@ -206,12 +223,24 @@ class HttpConnection(web.RequestHandler):
         if self._end_wait is not None:
             self._end_wait()
 
+    @property
+    def unsent_size(self) -> int:
+        """How many bytes of replies the socket has not taken; with TLS, once they are encrypted."""
+        transports = {self.transport, self._lower}
+        return sum(
+            one.get_write_buffer_size() for one in transports if isinstance(one, asyncio.Transport)
+        )
+
     async def all_sent(self, request: BaseRequest) -> None:
         """Wait until the socket has taken all that was written in reply to `request`.
 
         Raises ConnectionError: the client disconnected before that.
         """
-        if self.transport is not None:
+        if self.transport is not self._lower:
+            # TLS hands all on to the socket's own transport, which has no one to tell.
+            while self.transport is not None and self.unsent_size:  # noqa: ASYNC110 # see above
+                await asyncio.sleep(_TLS_LOOK)
+        elif self.transport is not None:
             self.transport.set_write_buffer_limits(0)
             try:
                 await request.writer.drain()
@@ -224,8 +253,8 @@ class HttpConnection(web.RequestHandler):
     def abort(self) -> None:
         """Close the connection at once and drop what is unsent."""
         self._connections.discard(self)
-        if self.transport is not None:
-            self.transport.abort()
+        if isinstance(self._lower, asyncio.Transport):
+            self._lower.abort()
 
     def handle_error(
         self,
@@ -249,6 +278,33 @@ class HttpConnection(web.RequestHandler):
         reply.headers.update(SECURITY_HEADERS)
         reply.force_close()
         return reply
+
+
+class TlsBeforeHttp(SSLProtocol):
+    """TLS below a connection, which has its place from the beginning of the handshake."""
+
+    def __init__(
+        self, connection: HttpConnection, connections: "Connections", context: ssl.SSLContext
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        done.cancel()  # nobody waits for it
+        patience = int(HANDSHAKE_TIME)
+        super().__init__(
+            loop, connection, context, done, server_side=True, ssl_handshake_timeout=patience
+        )
+        self._connection = connection
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake, or close the connection if there is no place for it."""
+        if self._connection.take_place(transport):
+            super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Free the connection's place, also if the handshake has not finished."""
+        self._connections.discard(self._connection)
+        super().connection_lost(exc)
 
 
 class Connections:
@@ -307,8 +363,7 @@ class Connections:
 
     def _end_idle(self, now: float) -> None:
         for connection in list(self._open):
-            transport = connection.transport
-            unsent = 0 if transport is None else transport.get_write_buffer_size()
+            unsent = connection.unsent_size
             if connection.serving or unsent < connection.unsent:
                 connection.since = now
             connection.unsent = unsent

@@ -11,7 +11,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from kestrelmq.admin.calls import AdminContext, LongRequests
-from kestrelmq.admin.connections import Connections, HttpConnection, marked_as_serving
+from kestrelmq.admin.connections import (
+    Connections,
+    HttpConnection,
+    TlsBeforeHttp,
+    marked_as_serving,
+)
 from kestrelmq.admin.console import add_console
 from kestrelmq.admin.endpoints import Endpoints
 from kestrelmq.admin.errors import errors_as_json
@@ -26,7 +31,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.listener import Exhaustion
 from kestrelmq.server.loop.background import kept_running
 from kestrelmq.server.server_actions import is_loopback
-from kestrelmq.server.sockets import Endpoint, ListeningSocket, endpoints
+from kestrelmq.server.sockets import Endpoint, ListeningSocket, TcpEndpoint, endpoints
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -83,6 +88,10 @@ class AdminService:
         def connected() -> HttpConnection:
             return HttpConnection(connections, server)
 
+        def connected_to_port() -> HttpConnection | TlsBeforeHttp:
+            tls = context.certificates.context(self.name)
+            return connected() if tls is None else TlsBeforeHttp(connected(), connections, tls)
+
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_errors_of_accept(Exhaustion(self.name)))
         for endpoint in wanted:
@@ -91,8 +100,9 @@ class AdminService:
             # asyncio also uses the backlog as the number of times it calls accept in a row, also
             # after one that failed for lack of descriptors. So it is given 1, and the socket is
             # then set to the configured backlog again.
+            factory = connected_to_port if isinstance(endpoint, TcpEndpoint) else connected
             self._servers.append(
-                await loop.create_server(connected, sock=listening.socket, backlog=1)
+                await loop.create_server(factory, sock=listening.socket, backlog=1)
             )
             listening.socket.listen(config.connection_backlog)
         self._tasks = [

@@ -32,6 +32,7 @@ from kestrelmq.config.values import (
     FilePath,
     Flag,
     Host,
+    Listeners,
     LogFile,
     Mode,
     NodePath,
@@ -65,7 +66,7 @@ from kestrelmq.config.values import (
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of
 
-RELOADED: Final = frozenset({"default", "queues", "aliases", "users"})
+RELOADED: Final = frozenset({"default", "queues", "aliases", "users", "tls"})
 """The tables that a reload puts in force; every other setting needs a restart."""
 
 
@@ -197,6 +198,28 @@ class ZooKeeperConfig(_Settings):
         return self
 
 
+class TlsConfig(_Settings):
+    """TLS on the ports: the certificate that clients are shown, and those that they may show."""
+
+    certificate: FilePath
+    """File (PEM) with the server's certificate, and after it those between it and its root."""
+    key: OptionalFilePath = None
+    """File (PEM) with the certificate's key, not encrypted; None if `certificate` has it."""
+    client_ca: OptionalFilePath = None
+    """File (PEM) with the authorities that sign clients' certificates; a client may then show
+    one."""
+    require_client_certificate: Flag = False
+    """Whether a client must show a certificate that `client_ca` has signed."""
+    listeners: Listeners = ("memcache", "text", "thrift", "admin")
+    """Listeners whose ports speak TLS, and nothing else. Unix sockets never do."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.require_client_certificate and self.client_ca is None:
+            raise ValueError("require_client_certificate needs a client_ca")
+        return self
+
+
 class UserConfig(_Settings):
     """A user: how the user signs in, and what is allowed then."""
 
@@ -275,13 +298,22 @@ class ServerConfig(_Settings):
     client_timeout: OptionalPeriod = None
     """A connection that is silent for this long, and at most a quarter longer, is closed. A client
     that waits for an item is not silent; one that does not read its replies is."""
+    max_connections: PositiveLimit = None
+    """Most clients of the memcache, text and thrift listeners at a time; a further one is refused.
+    The admin service has its own limit."""
+    max_connections_per_address: PositiveLimit = None
+    """The same for the clients of one address; an IPv6 network of 64 bits counts as one address,
+    and Unix sockets do not count."""
+    max_queues: PositiveLimit = None
+    """Most queues, fanout children included; what would create a further one is refused."""
     max_open_transactions: Count = 1
     """Most reads one connection may hold open on one queue with `/open`."""
     max_monitor_transactions: Count = 100
     """Most reads one connection may hold open on one queue with `monitor` or thrift `get`."""
     max_buffered_bytes: SizeLimit = 512 * 1024**2
-    """Most bytes of unfinished large items, and of replies that clients have not read, of all
-    connections together. Beyond that, large items are neither taken nor handed out."""
+    """Most bytes of unfinished large items, of replies that clients have not read, and of the
+    buffers of TLS (20 KiB a connection), of all connections together. Beyond that, large items are
+    neither taken nor handed out, and no further client is served over TLS."""
     connection_backlog: Count = 1024
     """Connections that may wait to be accepted, per listener."""
     status_file: OptionalFilePath = None
@@ -307,6 +339,8 @@ class ServerConfig(_Settings):
     """With more client connections than this, reading is refused."""
     zookeeper: ZooKeeperConfig | None = None
     """ZooKeeper server sets to join."""
+    tls: TlsConfig | None = None
+    """TLS on the ports; without it they speak none."""
     default: QueueConfig = QueueConfig()
     """Settings of every queue that does not set its own."""
     queues: Mapping[QueueName, QueueConfig] = Field(default_factory=dict)

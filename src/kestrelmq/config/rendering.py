@@ -15,6 +15,8 @@ def config_toml(config: ServerConfig) -> str:
     lines = [*_pairs(ServerConfig, dict(config) | {"status_file": config.status_path})]
     if config.zookeeper is not None:
         lines += _table(("zookeeper",), config.zookeeper)
+    if config.tls is not None:
+        lines += _table(("tls",), config.tls)
     lines += _table(("default",), config.default)
     for name in config.queues:
         lines += _table(("queues", name), effective_settings(config, name))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -391,6 +391,8 @@ ZooKeeperHosts = Annotated[
     tuple[Annotated[str, AfterValidator(_zookeeper_host)], ...], _LIST, Field(min_length=1)
 ]
 QueueList = Annotated[tuple[QueueName, ...], _LIST, Field(min_length=1)]
+ListenerName = Literal["memcache", "text", "thrift", "admin"]
+Listeners = Annotated[tuple[Annotated[ListenerName, CHOICE], ...], _LIST]
 NodePath = Annotated[str, ValueKind(_absolute_node)]
 Credentials = Annotated[SecretStr | None, ValueKind(_credentials, secret=True).or_none("none")]
 OptionalPasswordHash = Annotated[

@@ -98,6 +98,7 @@ class QueueCollection:
         self.creates = self.deletes = self.expires = 0
         self.retired = RetiredCounts()
         self._masked: dict[str, Queue] = {}
+        self._most_queues = config.max_queues
         # What changed since the last periodic work; None before the first, and there may be none.
         self._changed: set[Committable] | None = None
         # The queues for which periodic work may have something to do; and those for which it has
@@ -267,12 +268,16 @@ class QueueCollection:
 
         Raises:
             InvalidQueueName: no queue can have that name, or it is an alias.
-            QueueUnavailable: it is damaged or still loading, or its journal cannot be created.
+            QueueUnavailable: it is damaged or still loading, its journal cannot be created, or
+                there are `max_queues` already.
         """
         queue = self.queues.get(name)
         if queue is not None:
             return queue
         self._check_creatable(name)
+        most = self._most_queues
+        if most is not None and len(self.queues) + len(self._masked) + len(self.loading) >= most:
+            raise QueueUnavailable(f"queue {name} cannot be created: max_queues is {most}")
         queue = self._create(name)
         self.creates += 1
         return queue

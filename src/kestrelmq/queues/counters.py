@@ -12,9 +12,9 @@ LARGE_ITEM: Final = 256 << 10
 class BufferedBytes:
     """The account of what is held in memory for all connections together.
 
-    It has the large items of which a part has arrived, by their announced sizes, and what was to be
-    sent and the sockets have not taken. Less than `LARGE_ITEM` of input for each connection is not
-    counted.
+    It has the large items of which a part has arrived, by their announced sizes, what was to be
+    sent and the sockets have not taken, and the buffers of TLS. Less than `LARGE_ITEM` of input for
+    each connection is not counted.
 
     Attributes:
         held: how many bytes there are.
@@ -53,6 +53,8 @@ class Counters:
         self.curr_connections = 0
         self.failed_sign_ins = 0
         self.forbidden_requests = 0
+        self.failed_handshakes = 0
+        self.refused_connections = 0
         self.total_connections = 0
 
 

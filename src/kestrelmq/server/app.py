@@ -28,7 +28,9 @@ from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.queues.counters import Counters
 from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
+from kestrelmq.server.admission import Admission
 from kestrelmq.server.advertise import advertised_host, member_data
+from kestrelmq.server.certificates import Certificates, load_context
 from kestrelmq.server.clients import close_removed, close_silent, close_unsigned
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import ServerContext
@@ -50,6 +52,7 @@ from kestrelmq.server.sessions.thrift import ThriftSession
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
+from kestrelmq.server.tls import Handshakes
 from kestrelmq.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -135,6 +138,9 @@ class Server:
         self._password_worker: Worker = InlineWorker()
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}
+        self._admission = Admission(config, self._counters)
+        self._certificates = Certificates()
+        self._handshakes = Handshakes()
         self._ports: dict[str, int] = {}
         self._endpoints: dict[str, list[str]] = {}
         self._stopping: asyncio.Event = asyncio.Event()
@@ -149,10 +155,12 @@ class Server:
         Raises:
             KestrelError: the queue path is in use, or a listener cannot be bound.
             ConfigError: the server cannot be announced in ZooKeeper; users cannot sign in as the
-                configuration says, or there are none where they are needed.
+                configuration says, or there are none where they are needed; a file of `[tls]`
+                cannot be used.
         """
         check_reachable(self._config)
         self._put_users_in_force(self._users.load(self._config))
+        self._certificates.put_in_force(self._config, load_context(self._config))
         if self._config.zookeeper is not None:
             self._host = self._advertise(self._config.listen_address)
         _raise_file_limit()
@@ -243,6 +251,7 @@ class Server:
         """Serve no client any more: a request could begin a task, which nobody would cancel."""
         for listener in self._listeners:
             listener.stop_accepting()
+        self._handshakes.close()
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -274,6 +283,7 @@ class Server:
             self._reload,
             self._stopping.set,
             self._connections,
+            self._certificates,
             users=self._users,
             password_worker=self._password_worker,
         )
@@ -317,6 +327,9 @@ class Server:
             self._counters,
             self._connections,
             new_session,
+            self._admission,
+            self._certificates,
+            self._handshakes,
             users=self._users,
             trace=self._config.enable_session_trace,
         )
@@ -367,7 +380,13 @@ class Server:
     def _background(self, context: ServerContext) -> list[BackgroundTask]:
         upkeep = partial(self._do_upkeep, context.actions.log_counts)
         unsigned = partial(close_unsigned, self._connections)
-        tasks: list[BackgroundTask] = [self._run_timers, upkeep, self._watch_disk, unsigned]
+        tasks: list[BackgroundTask] = [
+            self._run_timers,
+            upkeep,
+            self._watch_disk,
+            unsigned,
+            self._handshakes.watch,
+        ]
         trim = find_trim()
         if trim is not None:
             tasks.append(self._memory_return(trim).run)
@@ -450,7 +469,7 @@ class Server:
         """Read the configuration file again; return the settings that need a restart.
 
         Raises:
-            ConfigError: the file cannot be used, and nothing changed.
+            ConfigError: the file, or one that `[tls]` names, cannot be used, and nothing changed.
             NoThread: the system has no room for a thread, and nothing changed.
         """
         if self._config_file is None:
@@ -460,10 +479,12 @@ class Server:
             config = apply_overrides(loaded, self._overrides)
             check_reachable(config)
             users = await in_thread(self._users.load, config)
+            tls = await in_thread(load_context, config)
             changed = changed_globals(self._config, config)
             for name in changed:
                 log.warning("%s changed; it takes a restart to put that in force", name)
             self._put_users_in_force(users)
+            self._certificates.put_in_force(config, tls)
             staying = await in_slices(self._collection.reloading(config), self._turns)
             for one in staying:
                 log.warning("not put in force: %s", one)

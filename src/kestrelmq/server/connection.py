@@ -24,6 +24,7 @@ from kestrelmq.scheduling.durability import Committable, Round
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 from kestrelmq.server.replies import OUTPUT_LIMIT, Part, Queues, Replies
+from kestrelmq.server.tls import TlsTransport
 
 RECEIVE_SIZE: Final = 65_536
 RECEIVE_SIZE_SMALL: Final = 479
@@ -175,7 +176,7 @@ class Connection(TurnConnection):
 
     def __init__(
         self,
-        client: socket.socket,
+        client: socket.socket | TlsTransport,
         identity: int,
         protocol: str,
         peer: str,

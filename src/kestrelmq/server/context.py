@@ -22,6 +22,7 @@ from kestrelmq.queues.metrics import Latencies
 from kestrelmq.queues.stats import ServerNumbers, server_stats
 from kestrelmq.scheduling.worker import InlineWorker, Worker
 from kestrelmq.server.browsing import Browser
+from kestrelmq.server.certificates import Certificates
 from kestrelmq.server.connection import Connection, PendingRequest
 from kestrelmq.server.long_reply import SlicedWork
 from kestrelmq.server.loop.turns import LARGE_SHARE, TurnLoop
@@ -82,6 +83,7 @@ class ServerContext:
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
         connections: the open connections of clients, by their ids.
+        certificates: what the listeners that speak TLS need for it.
         waiting: the requests that wait for an item, and perhaps some that have waited.
         browser: shows items that stay in their queues.
         actions: decides who may act on the whole server.
@@ -102,6 +104,7 @@ class ServerContext:
     reload: Callable[[], Awaitable[list[str]]]
     shutdown: Callable[[], None]
     connections: dict[int, Connection] = field(default_factory=dict)
+    certificates: Certificates = field(default_factory=Certificates)
     waiting: dict[PendingRequest, None] = field(default_factory=dict)
     browser: Browser = field(default_factory=Browser)
     actions: ServerActionGuard = field(init=False)

@@ -103,7 +103,7 @@ def test_show_without_a_file_prints_every_default(capsys: pytest.CaptureFixture[
     """The output is a complete configuration file to start from."""
     assert run("config", "show") == 0
     shown = tomllib.loads(capsys.readouterr().out)
-    tables = {"zookeeper", "queues", "aliases", "users"}
+    tables = {"zookeeper", "tls", "queues", "aliases", "users"}
     assert shown.keys() == ServerConfig.model_fields.keys() - tables
     assert shown["default"].keys() == ServerConfig().default.model_dump().keys()
 

@@ -140,6 +140,10 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "aliases": {},
         "users": {},
         "allow_unauthenticated": False,
+        "tls": None,
+        "max_connections": None,
+        "max_connections_per_address": None,
+        "max_queues": None,
     }
     assert config.status_path == tmp_path / "kestrelmq" / "~~status"
 

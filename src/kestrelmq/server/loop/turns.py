@@ -43,6 +43,8 @@ from kestrelmq.server.loop.event_loop import MAX_EVENTS, READABLE, TurnSelector
 GATHER_PAUSE: Final = 100e-6
 SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""
+HANDSHAKE_SHARE: Final = 2e-3
+"""Seconds of each turn for the handshakes of TLS; the one that exceeds it is finished."""
 LARGE_SHARE: Final = 4 << 20
 """Bytes of large items that are handed out in a turn; copying and sending them takes some 10 ms."""
 _FOR_EVER: Final = -1.0
@@ -200,6 +202,8 @@ class TurnLoop:
         served: how many events of connections were served.
         turn_count: how many turns had something to write or to send.
         slow_share: seconds of each turn for slow requests.
+        handshake_share: seconds of each turn for the handshakes of TLS.
+        handshake_time: seconds that they have taken in this turn.
         large_output: bytes of large items in replies of this turn.
     """
 
@@ -212,6 +216,8 @@ class TurnLoop:
         self.served = 0
         self.turn_count = 0
         self.slow_share = SLOW_SHARE
+        self.handshake_share = HANDSHAKE_SHARE
+        self.handshake_time = 0.0
         self.large_output = 0
         self._busy_poll = BusyPoll(self.selector.poll)
         self._commits = commits
@@ -311,6 +317,7 @@ class TurnLoop:
         self.clock.tick()
         self._began = time.perf_counter()
         self._slow_share_ends = 0.0
+        self.handshake_time = 0.0
         self.large_output = 0
         others: list[tuple[int, int]] = []
         connections = self._connections
