@@ -13,7 +13,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from kestrelmq.cli.servers import credentials
+from kestrelmq.cli.servers import credentials, tls
 from kestrelmq.cli.terminal import progress_bar
 from kestrelmq.cli.values import duration, wrong
 from kestrelmq.cli.values import size as any_size
@@ -205,7 +205,7 @@ def _target(protocol: WireProtocol, server: str, queue: str, *, flush: bool) -> 
         raise wrong("--server", error) from error
     if (problem := queue_name_error(queue)) is not None or "+" in queue:
         raise wrong("--queue", f"{queue!r}: {problem or 'a fanout queue'}")
-    connect = connector(protocol, address, credentials(server))
+    connect = connector(protocol, address, credentials(server), tls(server))
     return Target(connect, queue, secrets.token_hex(4), _show_progress, flush)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from kestrelmq.client.address import DEFAULT_PORT, user_of
 from kestrelmq.client.cluster import FixedMembership, Membership, membership_of
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import join_errors
+from kestrelmq.client.tls import tls_context, tls_of
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerUnavailable
 from kestrelmq.passwords import read_password
 
@@ -79,6 +81,41 @@ PasswordFileFlag = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+TlsFlag = Annotated[
+    bool,
+    typer.Option(
+        "--tls",
+        help="Speak TLS; the flags --tls-ca and --tls-certificate mean that, too.",
+        rich_help_panel=_PANEL,
+    ),
+]
+TlsCaFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        help="The authorities that sign servers' certificates; otherwise those of the system.",
+        rich_help_panel=_PANEL,
+    ),
+]
+TlsCertificateFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-certificate",
+        metavar="FILE",
+        help="The certificate to show.",
+        rich_help_panel=_PANEL,
+    ),
+]
+TlsKeyFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-key",
+        metavar="FILE",
+        help="Its key, if that is in another file.",
+        rich_help_panel=_PANEL,
+    ),
+]
 YesFlag = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask first, as is done on a terminal.")
 ]
@@ -86,15 +123,27 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's
 
 
 @dataclass(slots=True)
-class _SignIn:
-    """What the flags of `with_credentials` say; `found` are the user and the password then."""
+class _Access:
+    """What the flags of `with_access` say; `found` are the user and the password then."""
 
     user: str | None = None
     password_file: str | None = None
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     found: tuple[str, str] | None = field(default=None, repr=False)
 
 
-_SIGN_IN: Final[ContextVar[_SignIn | None]] = ContextVar("sign_in", default=None)
+_ACCESS: Final[ContextVar[_Access | None]] = ContextVar("access", default=None)
+_FLAGS: Final = {
+    "user": UserFlag,
+    "password_file": PasswordFileFlag,
+    "tls": TlsFlag,
+    "tls_ca": TlsCaFlag,
+    "tls_certificate": TlsCertificateFlag,
+    "tls_key": TlsKeyFlag,
+}
 
 
 def named_servers(
@@ -138,10 +187,12 @@ def membership(servers: str | None, zookeeper: str | None, path_prefix: str | No
         raise wrong("--zookeeper", error) from error
 
 
-def signed_in(options: ClientOptions | None, servers: str | None) -> ClientOptions:
-    """Return options with the user as whom to sign in; `servers` are those of the flag."""
+def client_options(options: ClientOptions | None, servers: str | None) -> ClientOptions:
+    """Return options with the user as whom to sign in, and TLS; `servers` are those of the flag."""
     options = options or ClientOptions(restart_patience=0)
-    found = credentials(servers)
+    found, context = credentials(servers), tls(servers)
+    if context is not None:
+        options = replace(options, tls=context)
     return options if found is None else replace(options, user=found[0], password=found[1])
 
 
@@ -153,7 +204,7 @@ def credentials(servers: str | None) -> tuple[str, str] | None:
     Raises:
         typer.BadParameter: only one of the two is known, or the password cannot be read.
     """
-    given = _SIGN_IN.get() or _SignIn()
+    given = _ACCESS.get() or _Access()
     if given.found is not None:
         return given.found
     addresses = servers if servers is not None else os.environ.get(SERVERS_VARIABLE, "")
@@ -176,10 +227,25 @@ def credentials(servers: str | None) -> tuple[str, str] | None:
     return given.found
 
 
-def with_credentials(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the flags --user and --password-file, if it uses servers.
+def tls(servers: str | None) -> ssl.SSLContext | None:
+    """Return the TLS that flags or addresses ask for; None for none.
 
-    One place gives them to all of them; `credentials` finds what they say.
+    Raises:
+        typer.BadParameter: a file cannot be used.
+    """
+    given = _ACCESS.get() or _Access()
+    try:
+        if given.tls or given.tls_ca or given.tls_certificate or given.tls_key:
+            return tls_context(given.tls_ca, given.tls_certificate, given.tls_key)
+        return tls_of(servers if servers is not None else os.environ.get(SERVERS_VARIABLE, ""))
+    except InvalidRequest as error:
+        raise wrong("--tls", error) from error
+
+
+def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with the flags for signing in and TLS, if it uses servers.
+
+    One place gives them to all of them; `credentials` and `tls` find what they say.
     """
     signature = inspect.signature(command)
     names = {*signature.parameters}
@@ -187,20 +253,19 @@ def with_credentials(command: Callable[..., Any]) -> Callable[..., Any]:
         return command  # it uses none, or has them already
 
     @wraps(command)
-    def run(*, user: str | None = None, password_file: str | None = None, **given: Any) -> Any:
-        token = _SIGN_IN.set(_SignIn(user, password_file))
+    def run(**given: Any) -> Any:
+        token = _ACCESS.set(_Access(**{name: given.pop(name) for name in _FLAGS if name in given}))
         try:
             return command(**given)
         finally:
-            _SIGN_IN.reset(token)
+            _ACCESS.reset(token)
 
-    flags = {"user": UserFlag, "password_file": PasswordFileFlag}
     keyword = inspect.Parameter.KEYWORD_ONLY
     added = [
-        inspect.Parameter(name, keyword, default=None, annotation=kind)
-        for name, kind in flags.items()
+        inspect.Parameter(name, keyword, default=False if name == "tls" else None, annotation=kind)
+        for name, kind in _FLAGS.items()
     ]
-    run.__annotations__ = command.__annotations__ | flags
+    run.__annotations__ = command.__annotations__ | _FLAGS
     run.__signature__ = signature.replace(  # type: ignore[attr-defined] # of every function
         parameters=[*signature.parameters.values(), *added]
     )
@@ -215,7 +280,7 @@ def connect(
 ) -> Client:
     """Return a client of the servers that the flags name; a person does not wait for a restart."""
     known = membership(servers, zookeeper, path_prefix)
-    return Client(known, options=signed_in(options, servers))
+    return Client(known, options=client_options(options, servers))
 
 
 @contextmanager
@@ -239,7 +304,7 @@ def asking_each(
     finally:
         named.close()
     for address in addresses:
-        options = signed_in(None, servers)
+        options = client_options(None, servers)
         with Client(FixedMembership((address,)), options=options) as client:
             try:
                 answers.append(ask(client))

@@ -17,8 +17,8 @@ from kestrelmq.cli.servers import (
     PathPrefixFlag,
     ServersFlag,
     ZookeeperFlag,
+    client_options,
     membership,
-    signed_in,
 )
 from kestrelmq.cli.terminal import ellipsis, keys_at_once, printable, standard_output
 from kestrelmq.cli.values import duration
@@ -92,7 +92,7 @@ def top(
     reached.
     """  # noqa: D301 # \b is for the help
     watched = membership(servers, zookeeper, path_prefix)
-    options = signed_in(_TIMEOUTS, servers)
+    options = client_options(_TIMEOUTS, servers)
     try:
         is_terminal = standard_output().isatty()
         with (

@@ -1,9 +1,11 @@
 """Server addresses: `host:port`, `[IPv6]:port`, a host alone for the default port, `unix:PATH`.
 
-Each may be written as a URL, `kestrel://USER@host:port`, which says as whom to sign in.
+Each may be written as a URL, `kestrel://USER@host:port?tls=1`, which says as whom to sign in, and
+whether to speak TLS.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,7 +57,7 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     Raises:
         InvalidRequest: `text` is not a server address.
     """
-    _, text = _split_url(text.strip())
+    _, text, _ = _split_url(text.strip())
     if text.startswith(UNIX):
         path = text.removeprefix(UNIX)
         if not path or "\0" in path:
@@ -100,26 +102,39 @@ def user_of(servers: object) -> str | None:
     Raises:
         InvalidRequest: they name several, or a password, which the error does not show.
     """
-    texts = [text for text in given_list(servers, str) if isinstance(text, str)]
-    words = [word.strip() for text in texts for word in text.split(",")]
-    users = {user for word in words if (user := _split_url(word)[0]) is not None}
+    users = {user for user, _, _ in _urls(servers) if user is not None}
     if len(users) > 1:
         raise InvalidRequest("the addresses of one client name one user")
     return users.pop() if users else None
 
 
-def _split_url(text: str) -> tuple[str | None, str]:
-    """Return the user that an address names, if any, and the address without it."""
+def queries_of(servers: object) -> list[str]:
+    """Return what follows the `?` in addresses, which are URLs then."""
+    return [query for _, _, query in _urls(servers) if query]
+
+
+def _urls(servers: object) -> list[tuple[str | None, str, str]]:
+    texts = [text for text in given_list(servers, str) if isinstance(text, str)]
+    return [_split_url(word.strip()) for text in texts for word in text.split(",")]
+
+
+def _split_url(text: str) -> tuple[str | None, str, str]:
+    """Return the user that an address names, if any, the address alone, and what follows a `?`."""
     if not text.startswith(SCHEME):
-        return None, text
-    before, at, rest = text.removeprefix(SCHEME).rpartition("@")
+        return None, text, ""
+    whole, _, query = text.removeprefix(SCHEME).partition("?")
+    before, at, rest = whole.rpartition("@")
     if ":" in before:
         raise InvalidRequest("a password does not belong in an address: give it by itself")
-    return (unquote(before) if at else None), rest.removesuffix("/")
+    return (unquote(before) if at else None), rest.removesuffix("/"), query
 
 
-def open_socket(address: Address, timeout: float) -> socket.socket:
+def open_socket(
+    address: Address, timeout: float, tls: ssl.SSLContext | None = None
+) -> socket.socket:
     """Return a socket that is connected to a server, and has `timeout` (seconds) for what follows.
+
+    With `tls` it speaks that, but not over a Unix socket.
 
     Raises:
         OSError: the server cannot be reached within the timeout.
@@ -127,7 +142,7 @@ def open_socket(address: Address, timeout: float) -> socket.socket:
     if not address.path:
         opened = socket.create_connection((address.host, address.port), timeout)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return opened
+        return opened if tls is None else tls.wrap_socket(opened, server_hostname=address.host)
     give_up = time.monotonic() + timeout
     while (connected := try_unix_socket(address.path)) is None:
         if time.monotonic() > give_up:

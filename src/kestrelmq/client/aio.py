@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ from kestrelmq.client.reserved import (
     beat_period,
     begin_block,
 )
+from kestrelmq.client.tls import tls_of
 from kestrelmq.errors import (
     ClientClosed,
     ClientError,
@@ -116,7 +118,8 @@ class AsyncConnection(asyncio.Protocol):
                     await loop.create_connection(lambda: self, sock=opened)
                 else:
                     host, port = self.address.host, self.address.port
-                    await loop.create_connection(lambda: self, host, port)
+                    tls = self._options.tls_context
+                    await loop.create_connection(lambda: self, host, port, ssl=tls)
         except TimeoutError as error:
             raise ServerUnavailable(f"{self.address}: timed out") from error
         except OSError as error:
@@ -179,8 +182,10 @@ class AsyncConnection(asyncio.Protocol):
         """Keep the transport."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("a client needs a stream transport")
-        # With a limit of 0, asyncio calls `pause_writing` whenever anything is still unsent.
-        transport.set_write_buffer_limits(high=0)
+        # With a limit of 0, asyncio calls `pause_writing` whenever anything is still unsent; with
+        # TLS, when nothing is, too, so that has a limit of 1.
+        has_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if has_tls else 0)
         self._transport = transport
 
     def pause_writing(self) -> None:
@@ -297,10 +302,12 @@ class AsyncClient(ClientOperations):
         name: str | None = None,
         user: str | None = None,
         password: str | None = None,
+        tls: bool | ssl.SSLContext | None = None,
         random: Random | None = None,
     ) -> None:
         user = user if user is not None else user_of(servers)
-        chosen = options_of(options, affinity, name, user, password)
+        tls = tls if tls is not None else tls_of(servers)
+        chosen = options_of(options, affinity, name, user, password, tls=tls)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(
@@ -480,7 +487,7 @@ async def _unix_socket(path: str) -> socket.socket:
 
 def _reason(error: BaseException) -> str:
     text = str(error)
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror | ssl.SSLError):
         text = error.strerror or text
     elif isinstance(error, OSError) and error.errno is not None:
         text = os.strerror(error.errno)  # asyncio's own text is another one

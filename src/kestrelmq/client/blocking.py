@@ -9,6 +9,7 @@ import math
 import secrets
 import select
 import socket
+import ssl
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ from kestrelmq.client.reserved import (
     beat_period,
     begin_block,
 )
+from kestrelmq.client.tls import tls_of
 from kestrelmq.errors import (
     ClientClosed,
     ClientError,
@@ -104,7 +106,9 @@ class Connection:
 
     def _connect(self) -> None:
         try:
-            self._socket = open_socket(self.address, self._options.connect_timeout)
+            self._socket = open_socket(
+                self.address, self._options.connect_timeout, self._options.tls_context
+            )
         except OSError as error:
             raise ServerUnavailable(f"{self.address}: {_reason(error)}") from error
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -126,7 +130,8 @@ class Connection:
             self._in_use.release()
         elif opened is not None:
             with suppress(OSError):
-                opened.shutdown(socket.SHUT_RDWR)
+                # That of TLS would forget its keys, while the other thread uses them.
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     @property
     def is_open(self) -> bool:
@@ -230,9 +235,9 @@ class Client(ClientOperations):
 
     `servers` is one or several `"host:port"`, or a `Membership`. With `affinity="queue"` each queue
     lives on one of them, and `name` is what servers list the client by: see `ClientOptions`. Where
-    servers have users, give `user` (or `"kestrel://USER@host:port"`) and `password`.
-    Connections are made by the first operations. Every
-    operation raises subclasses of `kestrelmq.errors.ClientError`.
+    servers have users, give `user` (or `"kestrel://USER@host:port"`) and `password`; where they
+    speak TLS, `tls` (or `"kestrel://host:port?tls=1&ca=FILE"`). Connections are made by the first
+    operations. Every operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
 
     def __init__(
@@ -244,10 +249,12 @@ class Client(ClientOperations):
         name: str | None = None,
         user: str | None = None,
         password: str | None = None,
+        tls: bool | ssl.SSLContext | None = None,
         random: Random | None = None,
     ) -> None:
         user = user if user is not None else user_of(servers)
-        chosen = options_of(options, affinity, name, user, password)
+        tls = tls if tls is not None else tls_of(servers)
+        chosen = options_of(options, affinity, name, user, password, tls=tls)
         self._membership = membership = membership_of(servers)
         self._begun = PerProcess[_Begun](
             lambda parents: _Begun(

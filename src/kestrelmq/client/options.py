@@ -1,6 +1,7 @@
 """The options of a client, blocking or asyncio, and the expiry times that callers give."""
 
 import math
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,8 @@ class ClientOptions:
         name: what the client calls itself where a server lists its clients: 1 to 64 bytes of
             printable UTF-8 without spaces. None for nothing.
         user, password: as whom each connection signs in; None for a server without users.
+        tls: True to speak TLS with servers that the system trusts; or what `ssl` makes of other
+            authorities, or of a certificate to show. It does not concern Unix sockets.
     """
 
     connect_timeout: float = 2.0
@@ -61,6 +64,7 @@ class ClientOptions:
     name: str | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls: bool | ssl.SSLContext = False
 
     def __post_init__(self) -> None:
         """Raise InvalidRequest: a value is no number, or out of range, or no known affinity."""
@@ -77,7 +81,16 @@ class ClientOptions:
                 raise InvalidRequest(f"a name is text, not {type(self.name).__name__}")
             if (problem := client_name_error(self.name)) is not None:
                 raise InvalidRequest(problem)
+        if not isinstance(self.tls, bool | ssl.SSLContext):
+            raise InvalidRequest(f"tls is a bool or an SSLContext, not {type(self.tls).__name__}")
         self._check_user()
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What TLS begins with; None for no TLS."""
+        if isinstance(self.tls, ssl.SSLContext):
+            return self.tls
+        return ssl.create_default_context() if self.tls else None
 
     def _check_user(self) -> None:
         if self.user is None and self.password is None:
@@ -95,6 +108,8 @@ def options_of(
     name: str | None,
     user: str | None = None,
     password: str | None = None,
+    *,
+    tls: bool | ssl.SSLContext | None = None,
 ) -> ClientOptions:
     """Return the options of a client, of which all but `options` may be given by themselves.
 
@@ -109,6 +124,10 @@ def options_of(
         options = replace(options, affinity=affinity)
     if user is not None or password is not None:
         options = replace(options, user=user, password=password)
+    if tls is not None:
+        options = replace(options, tls=tls)
+    if options.tls is True:  # not for each connection: that takes long
+        options = replace(options, tls=ssl.create_default_context())
     return options if name is None else replace(options, name=name)
 
 

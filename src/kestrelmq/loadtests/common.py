@@ -1,5 +1,6 @@
 """The common parts of the load tests: the target, preparing queues, jobs, the outcome."""
 
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -141,23 +142,26 @@ def rate(action: str, count: int, seconds: float, by: str = "") -> str:
 
 
 def connector(
-    protocol: WireProtocol, address: Address, credentials: Credentials | None = None
+    protocol: WireProtocol,
+    address: Address,
+    credentials: Credentials | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Connect:
     """Return a function that makes connections to a server; it may raise LoadTestError.
 
-    With `credentials`, a user and a password, they sign in.
+    With `credentials`, a user and a password, they sign in; with `tls`, they speak that.
     """
     # Imported here, so that a test in one protocol does not import the others.
     match protocol:
         case WireProtocol.MEMCACHE:
             from kestrelmq.loadtests.memcache_connection import MemcacheConnection  # noqa: PLC0415 # as above
 
-            return lambda: MemcacheConnection(address, credentials)
+            return lambda: MemcacheConnection(address, credentials, tls)
         case WireProtocol.TEXT:
             from kestrelmq.loadtests.text_connection import TextConnection  # noqa: PLC0415 # as above
 
-            return lambda: TextConnection(address, credentials)
+            return lambda: TextConnection(address, credentials, tls)
         case WireProtocol.THRIFT:
             from kestrelmq.loadtests.thrift_connection import ThriftConnection  # noqa: PLC0415 # as above
 
-            return lambda: ThriftConnection(address, credentials)
+            return lambda: ThriftConnection(address, credentials, tls)

@@ -5,6 +5,7 @@ A connection belongs to one thread. It has at most one open read of a queue. All
 """
 
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
@@ -87,9 +88,9 @@ def send(to: socket.socket, address: Address, request: bytes, wait: float = 0.0)
         raise LoadTestError(f"{address}: {error.strerror or error}") from error
 
 
-def connected_socket(address: Address) -> socket.socket:
-    """Return a connected socket. Raises LoadTestError."""
+def connected_socket(address: Address, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """Return a connected socket, with `tls` if that is given. Raises LoadTestError."""
     try:
-        return open_socket(address, REPLY_SECONDS)
+        return open_socket(address, REPLY_SECONDS, tls)
     except OSError as error:
         raise LoadTestError(f"{address}: {error.strerror or error}") from error

@@ -1,5 +1,6 @@
 """A load test's connection in the memcache protocol; it pipelines requests."""
 
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -16,9 +17,15 @@ _STORED: Final = wire.Line("STORED")
 class MemcacheConnection:
     """A `LoadConnection` that speaks the memcache protocol."""
 
-    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._credentials = credentials
+        self._tls = tls
         self._connect()
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
@@ -75,7 +82,7 @@ class MemcacheConnection:
         self._socket.close()
 
     def _connect(self) -> None:
-        self._socket = connected_socket(self._address)
+        self._socket = connected_socket(self._address, self._tls)
         self._parser = wire.ReplyParser()
         self._replies: deque[wire.Reply] = deque()
         if self._credentials is not None:

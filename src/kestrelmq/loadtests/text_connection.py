@@ -4,6 +4,7 @@ In this protocol every read is an open read. To remove an item, a `get` and its 
 together.
 """
 
+import ssl
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,9 +17,15 @@ _NOT_OPEN: Final = b"-Not that many transactions open."
 class TextConnection:
     """A `LoadConnection` that speaks the text protocol."""
 
-    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._credentials = credentials
+        self._tls = tls
         self._connect()
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
@@ -76,7 +83,7 @@ class TextConnection:
         self._socket.close()
 
     def _connect(self) -> None:
-        self._socket = connected_socket(self._address)
+        self._socket = connected_socket(self._address, self._tls)
         self._file = self._socket.makefile("rb", 256 * 1024)
         if self._credentials is not None:
             self._send(" ".join(("auth", *self._credentials)).encode() + b"\n")

@@ -4,6 +4,7 @@ Open reads survive the end of their thrift connection. The server aborts an aban
 `AUTO_ABORT_SECONDS`.
 """
 
+import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,10 +22,15 @@ _RECEIVED_AT_ONCE: Final = 256 << 10
 class ThriftConnection:
     """A `LoadConnection` that speaks the thrift protocol."""
 
-    def __init__(self, address: Address, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._address = address
         self._opened = 0
-        self._socket = connected_socket(address)
+        self._socket = connected_socket(address, tls)
         self._replies = ThriftParser()
         if credentials is not None:
             try:
