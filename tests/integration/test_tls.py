@@ -5,6 +5,7 @@ import json
 import signal
 import ssl
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -289,3 +290,41 @@ def served(server: ServerProcess, context: ssl.SSLContext) -> bool:
     except (ssl.SSLError, ConnectionError):
         return False
     return True
+
+
+USERS = """
+[users.billing]
+certificate_name = "billing"
+read = ["orders"]
+
+[users.spiffe]
+certificate_name = "spiffe://example/ops"
+admin = true
+"""
+
+
+def test_the_name_in_a_certificate_is_a_user(site: Site, tmp_path: Path) -> None:
+    """Of every protocol; others, and clients without a certificate, must sign in."""
+    authority = site.authority
+    config = site.config(f'client_ca = "{authority.certificate}"') + USERS
+    billing = authority.client_context(authority.issue("billing", names=("spiffe://example/ops",)))
+    ops = authority.client_context(authority.issue("", names=("spiffe://example/ops",)))
+    nobody = authority.client_context(authority.issue("nobody"))
+    with running_server(tmp_path, config=config) as server:
+        with TlsWire(server, ops) as wire:
+            wire.ask(b"set orders 0 0 1\r\nx\r\n", b"STORED\r\n")
+            shown = wire.ask_until(b"clients\r\n", b"END\r\n")
+            assert b"user=spiffe" in shown
+        with TlsWire(server, billing) as wire, TlsWire(server, billing, "text") as text:
+            wire.ask(b"get orders\r\n", b"VALUE orders 0 1\r\nx\r\nEND\r\n")
+            assert wire.ask_until(b"get other\r\n", b"\r\n").startswith(b"CLIENT_ERROR")
+            text.ask(b"get orders\n", b"*\n")
+            assert text.ask_until(b"get other\n", b"\n").startswith(b"-")
+        for context in (nobody, site.context):
+            with TlsWire(server, context) as wire:
+                assert wire.ask_until(b"get orders\r\n", b"\r\n").startswith(b"CLIENT_ERROR")
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                get(server, context, "/api/v1/queues/orders")
+        assert b"orders" in get(server, billing, "/api/v1/queues/orders")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            get(server, billing, "/api/v1/queues/other")

@@ -33,6 +33,7 @@ class User:
         secret: the hash of the password; of one that is known, what `Users.digest` returns for it;
             None if there is none.
         uid: the user of the system that is this one on a Unix socket; None for none.
+        certificate_name: the name in the client certificate of this user; None for none.
         accepted: what `Users.digest` returned for the password that was right last.
         readable, writable: queues that may be read, and added to, by name: those asked for so far.
             `QueueCollection.views` has them, so that none outlives its queue.
@@ -44,6 +45,7 @@ class User:
     write: tuple[str, ...] = ()
     secret: PasswordHash | bytes | None = field(default=None, repr=False)
     uid: int | None = None
+    certificate_name: str | None = None
     accepted: bytes = field(default=b"", repr=False)
     readable: dict[str, Queue] = field(default_factory=dict, repr=False)
     writable: dict[str, Queue] = field(default_factory=dict, repr=False)
@@ -69,7 +71,7 @@ class User:
         if self.secret != other.secret:
             self.secret, self.accepted = other.secret, other.accepted
         self.is_admin, self.read, self.write = other.is_admin, other.read, other.write
-        self.uid = other.uid
+        self.uid, self.certificate_name = other.uid, other.certificate_name
         self.readable.clear()
         self.writable.clear()
 
@@ -108,19 +110,24 @@ class Users:
         text = f"{name}\0{password}".encode(errors="surrogateescape")
         return hmac.digest(self._key, text, "sha256")
 
-    def first(self, uid: int | None) -> User | None:
+    def first(self, uid: int | None, certificate_name: str | None = None) -> User | None:
         """Return who a client is that has just connected.
 
         Args:
             uid: its user of the system, if it is known; None over TCP.
+            certificate_name: the name in the certificate that it has shown; None without one.
 
         Returns:
             None if there are no users.
         """
         if not self._by_name:
             return None
-        known = (user for user in self if uid is not None and user.uid == uid)
-        return next(known, NOBODY)
+        for user in self:
+            if uid is not None and user.uid == uid:
+                return user
+            if certificate_name is not None and user.certificate_name == certificate_name:
+                return user
+        return NOBODY
 
     def is_in_force(self, user: User | None) -> bool:
         """Whether a client of this user may go on: the user was not removed."""
@@ -168,6 +175,7 @@ class Users:
                 raise ConfigError(f"users.{name}: {error}") from None
         elif text:
             user.secret = user.accepted = self.digest(name, text)
+        user.certificate_name = settings.certificate_name
         if settings.unix_user is not None:
             user.uid = _uid(name, settings.unix_user)
         return user

@@ -11,8 +11,8 @@
   server are served on any address.
 - Where there are users, the rules above for `admin_tokens` and loopback do not count: each request
   is one of a user, who shows a password (`Authorization: Basic`), a token (`Bearer`; it stands for
-  an admin) or the cookie of a session, or is known on a Unix socket. Each route says which right it
-  takes.
+  an admin) or the cookie of a session, or is known on a Unix socket or by a certificate. Each
+  route says which right it takes.
 - A peer that sends wrong tokens is slowed down. Changes are logged with the client's address; those
   that are the traffic of items, with less severity.
 """
@@ -32,6 +32,7 @@ from kestrelmq.admin.sessions import Sessions
 from kestrelmq.admin.signins import SignIns
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.rights import Right
+from kestrelmq.server.certificates import certificate_name
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.server_actions import Action, is_loopback
 from kestrelmq.server.sockets import GONE, is_unix, peer_name, peer_uid
@@ -115,7 +116,7 @@ class Guard:
             return TOKEN_USER
         found = self._sessions.user(request)
         if found is None:
-            found = self._context.users.first(_uid(request))
+            found = self._context.users.first(_uid(request), _certificate_name(request))
         return NOBODY if found is None else found
 
     def _check_right(self, request: web.Request, right: Right, user: User | None) -> None:
@@ -191,6 +192,11 @@ def _queue(request: web.Request) -> str | None:
 def _uid(request: web.Request) -> int | None:
     transport = request.transport
     return None if transport is None else peer_uid(transport.get_extra_info("socket"))
+
+
+def _certificate_name(request: web.Request) -> str | None:
+    transport = request.transport
+    return None if transport is None else certificate_name(transport.get_extra_info("peercert"))
 
 
 def _is_over_unix(request: web.Request) -> bool:

@@ -230,6 +230,9 @@ class UserConfig(_Settings):
     unix_user: OptionalText = None
     """User of the system, a name or a number, that is this user on the Unix sockets without a
     password."""
+    certificate_name: OptionalText = None
+    """Name in the client certificate of this user, who needs no password over TLS then: the common
+    name, or without one the first DNS name or URI."""
     read: QueuePatterns = ()
     """Queues that may be read: names in which `*` is any text and `?` one character. A fanout child
     matches only a pattern with a `+`."""
@@ -241,9 +244,9 @@ class UserConfig(_Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [self.password_hash, self.password_file, self.unix_user]
-        if given == [None, None, None]:
-            raise ValueError("a user needs a password_hash, a password_file or a unix_user")
+        ways = ("password_hash", "password_file", "unix_user", "certificate_name")
+        if all(getattr(self, way) is None for way in ways):
+            raise ValueError(f"a user needs a {', a '.join(ways[:-1])} or a {ways[-1]}")
         if self.password_hash is not None and self.password_file is not None:
             raise ValueError("give either password_hash or password_file")
         return self

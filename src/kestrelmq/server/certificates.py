@@ -2,9 +2,12 @@
 
 import ssl
 from pathlib import Path
+from typing import Any, Final
 
 from kestrelmq.config import ServerConfig, TlsConfig
 from kestrelmq.errors import ConfigError
+
+_NAMES: Final = ("DNS", "URI")
 
 
 class Certificates:
@@ -24,6 +27,20 @@ class Certificates:
         """Serve new clients with the `context` that `load_context` returned for `config`."""
         self._context = context
         self._listeners = () if config.tls is None else config.tls.listeners
+
+
+def certificate_name(shown: dict[str, Any] | None) -> str | None:
+    """Return the name in a client's certificate: the common name, else the first DNS name or URI.
+
+    Args:
+        shown: what `getpeercert` returns; None or empty if no certificate was shown and accepted.
+    """
+    if not shown:
+        return None
+    attributes = (pair for part in shown.get("subject", ()) for pair in part)
+    names = [value for kind, value in attributes if kind == "commonName"]
+    names += [value for kind, value in shown.get("subjectAltName", ()) if kind in _NAMES]
+    return names[0] if names else None
 
 
 def load_context(config: ServerConfig) -> ssl.SSLContext | None:

@@ -182,7 +182,7 @@ class Listener:
     ) -> None:
         self._handshakes.discard(handshake)
         if transport is not None:
-            user = self._users.first(None)
+            user = self._users.first(None, transport.certificate_name)
             connection = self._start_connection(transport, handshake.peer, user)
             if transport.has_input:
                 connection.on_input()

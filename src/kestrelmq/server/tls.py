@@ -16,6 +16,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final
 
 from kestrelmq.queues.counters import BufferedBytes
+from kestrelmq.server.certificates import certificate_name
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
 
 HANDSHAKE_TIME: Final = 10.0
@@ -90,6 +91,11 @@ class TlsTransport:
     def has_input(self) -> bool:
         """Whether input came with the end of the handshake."""
         return self._incoming.pending > 0
+
+    @property
+    def certificate_name(self) -> str | None:
+        """The name in the client's certificate; None if it has shown none."""
+        return certificate_name(self._object.getpeercert())
 
     @property
     def has_unsent(self) -> bool:

@@ -123,7 +123,7 @@ def test_a_password_file_has_a_password_or_a_hash(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ("admin = true", "needs a password_hash, a password_file or a unix_user"),
+        ("admin = true", "needs a password_hash, a password_file, a unix_user or a"),
         (
             f'password_hash = "{HASH}"\npassword_file = "/x"',
             "either password_hash or password_file",
