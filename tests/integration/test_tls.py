@@ -1,6 +1,7 @@
 """TLS on every port: who gets in, and what a reload changes."""
 
 import contextlib
+import http.client
 import json
 import signal
 import ssl
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+import emcache
 import pytest
 from pymemcache.client.base import Client as Pymemcache
 
 from tests.support.certificates import Authority, Certificate
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
+from tests.support.users import PASSWORD, users_config
 from tests.support.wire import TlsWire, UnixWire, Wire
 
 FRAMED_VERSION: Final = (
@@ -113,6 +116,24 @@ def test_a_client_library(server: ServerProcess, site: Site) -> None:
         for size in (1, 1024, 16_384, 100_000):
             client.set("work", b"x" * size)
             assert client.get("work") == b"x" * size
+
+
+@pytest.mark.filterwarnings("ignore:ssl.PROTOCOL_TLS is deprecated")
+async def test_an_asyncio_library(server: ServerProcess, site: Site) -> None:
+    """emcache, with its own TLS."""
+    client = await emcache.create_client(
+        [emcache.MemcachedHostAddress("localhost", server.ports["memcache"])],
+        ssl=True,
+        ssl_extra_ca=str(site.authority.certificate),
+        timeout=PATIENCE,
+    )
+    try:
+        await client.set(b"work", b"x" * 1000)
+        found = await client.get(b"work")
+        assert found is not None
+        assert found.value == b"x" * 1000
+    finally:
+        await client.close()
 
 
 def s_client(server: ServerProcess, *flags: str, given: bytes = b"") -> tuple[int, bytes]:
@@ -303,10 +324,21 @@ admin = true
 """
 
 
+def cookie(server: ServerProcess, context: ssl.SSLContext) -> str:
+    """Sign in as the console does; return the cookie."""
+    port = server.ports["admin"]
+    connection = http.client.HTTPSConnection("localhost", port, timeout=PATIENCE, context=context)
+    with contextlib.closing(connection):
+        body = json.dumps({"user": "alice", "password": PASSWORD})
+        connection.request("POST", "/api/v1/session", body, {"Content-Type": "application/json"})
+        return str(connection.getresponse().headers["Set-Cookie"])
+
+
 def test_the_name_in_a_certificate_is_a_user(site: Site, tmp_path: Path) -> None:
     """Of every protocol; others, and clients without a certificate, must sign in."""
     authority = site.authority
     config = site.config(f'client_ca = "{authority.certificate}"') + USERS
+    config += users_config(alice="")
     billing = authority.client_context(authority.issue("billing", names=("spiffe://example/ops",)))
     ops = authority.client_context(authority.issue("", names=("spiffe://example/ops",)))
     nobody = authority.client_context(authority.issue("nobody"))
@@ -326,5 +358,6 @@ def test_the_name_in_a_certificate_is_a_user(site: Site, tmp_path: Path) -> None
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 get(server, context, "/api/v1/queues/orders")
         assert b"orders" in get(server, billing, "/api/v1/queues/orders")
+        assert "; Secure" in cookie(server, site.context)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             get(server, billing, "/api/v1/queues/other")

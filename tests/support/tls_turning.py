@@ -19,6 +19,7 @@ class TlsClient:
         socket: its socket.
         tls: its TLS, of which `outgoing` is what it has not sent yet.
         number: that of its connection.
+        received: what the server has sent, as it was sent.
         failure: what the server found wrong with the handshake.
         is_over: whether the handshake has ended, in one way or the other.
         is_refused: whether the server has given up the handshake.
@@ -45,6 +46,7 @@ class TlsClient:
         self._incoming = ssl.MemoryBIO()
         self.outgoing = ssl.MemoryBIO()
         self.tls = client.wrap_bio(self._incoming, self.outgoing, server_hostname="localhost")
+        self.received = bytearray()
         self.failure: OSError | None = None
         self.is_over = self.is_refused = False
         self.handshake = Handshake(
@@ -141,4 +143,5 @@ class TlsClient:
             await self._turning.turn()
             return
         assert some, "the server has closed the connection"
+        self.received += some
         self._incoming.write(some)

@@ -50,13 +50,15 @@ class Sessions:
         is_valid = self._users.is_in_force(session.user) and session.user.secret == session.secret
         return session.user if is_valid else None
 
-    def begin(self, user: User, response: web.StreamResponse) -> None:
-        """Begin a session of a user, and tell the browser."""
+    def begin(self, user: User, response: web.StreamResponse, *, over_tls: bool) -> None:
+        """Begin a session of a user, and tell the browser; only over TLS, if this is."""
         token = secrets.token_urlsafe(32)
         self._sessions[token] = _Session(user, user.secret, self._clock() + LIFETIME)
         if len(self._sessions) > _MOST:
             self._sessions.popitem(last=False)
-        response.set_cookie(self.cookie, token, httponly=True, samesite="Strict", path="/")
+        response.set_cookie(
+            self.cookie, token, httponly=True, samesite="Strict", path="/", secure=over_tls
+        )
 
     def end(self, request: web.Request, response: web.StreamResponse) -> None:
         """End the session that a request belongs to, if any."""

@@ -28,7 +28,7 @@ async def sign_in(call: Call) -> web.StreamResponse:
         raise ApiError(409, "no_users", "there are no users to sign in as")
     user = await context.user_of(body.user, body.password, "http", address_of(call.request))
     response = web.Response(status=204)
-    call.admin.sessions.begin(user, response)
+    call.admin.sessions.begin(user, response, over_tls=call.request.secure)
     return response
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import hmac
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kestrelmq.config import ServerConfig, TlsConfig
 from kestrelmq.server.certificates import load_context
@@ -71,16 +74,19 @@ class Accept:
         self.clients.append(made)
         return made
 
+    def close(self) -> None:
+        """End the clients."""
+        for one in self.clients:
+            one.socket.close()
+            if not one.is_over:
+                one.handshake.close()
+
 
 @pytest.fixture
 def accept(server: ssl.SSLContext, client: ssl.SSLContext) -> Iterator[Accept]:
     """Clients that end with the test."""
-    found = Accept(server, client)
-    yield found
-    for one in found.clients:
-        one.socket.close()
-        if not one.is_over:
-            one.handshake.close()
+    with contextlib.closing(Accept(server, client)) as found:
+        yield found
 
 
 def held(turning: Turning) -> int:
@@ -222,6 +228,55 @@ def test_a_broken_record_ends_only_its_connection(turning: Turning, accept: Acce
         assert (await other.receive(b"\r\n")).startswith(b"VERSION")
 
     turning.run(scenario())
+
+
+def hellos_again(one: TlsClient, keys: Path, count: int) -> bytes:
+    """Return records of TLS 1.2 in which a client that is connected says hello again and again.
+
+    It is hostile, so no library makes them. `keys` is the file with its secrets.
+    """
+    _, client_random, master = keys.read_text().splitlines()[-1].split()
+    seed = b"key expansion" + bytes(one.received[11:43]) + bytes.fromhex(client_random)
+    block = step = b""
+    while len(block) < 72:
+        step = hmac.digest(bytes.fromhex(master), step or seed, "sha384")
+        block += hmac.digest(bytes.fromhex(master), step + seed, "sha384")
+    cipher, salt = AESGCM(block[:32]), block[64:68]
+    hello = b"\x01\0\0\0"
+    records = []
+    for number in range(1, count + 1):
+        explicit = struct.pack(">Q", number)
+        about = struct.pack(">QBHH", number, 22, 0x303, len(hello))
+        sealed = cipher.encrypt(salt + explicit, hello, about)
+        records.append(struct.pack(">BHH", 22, 0x303, 8 + len(sealed)) + explicit + sealed)
+    return b"".join(records)
+
+
+def test_a_client_that_does_not_read_what_tls_answers(
+    turning: Turning, server: ssl.SSLContext, authority: Authority, tmp_path: Path
+) -> None:
+    """It asks for another handshake again and again; what is kept for it is bounded."""
+    context = authority.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+    context.keylog_filename = str(tmp_path / "keys")
+    accept = Accept(server, context)
+
+    async def scenario() -> None:
+        one = accept(turning, buffer=4096)
+        await one.connect()
+        rest = memoryview(hellos_again(one, tmp_path / "keys", 5000))
+        most = 0
+        while one.number in turning.connections:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                rest = rest[one.socket.send(rest) :]
+            await turning.turn()
+            most = max(most, held(turning))
+        assert MEMORY < most < MEMORY + (64 << 10)
+        assert held(turning) == 0
+
+    with contextlib.closing(accept):
+        turning.run(scenario())
 
 
 @pytest.mark.parametrize("sent", [b"get work\r\n", b"\x16\x03\x01\x00\x05hello", bytes(4096)])
