@@ -301,10 +301,10 @@ def test_alias_masks_a_queue(server: ServerProcess, wire: Wire) -> None:
 def test_client_ids(wire: Wire) -> None:
     """A client without an allowed id is refused, and nothing changes."""
     reply = wire.ask_until(b"set vip 0 0 1\r\nx\r\n", b"\r\n")
-    assert reply == b"SERVER_ERROR this client may not add to vip\r\n"
+    assert reply == b"CLIENT_ERROR this client may not add to vip\r\n"
     for request in (b"get vip", b"get vip/open/t=100", b"get vip/peek", b"monitor vip 5"):
         reply = wire.ask_until(request + b"\r\n", b"\r\n")
-        assert reply == b"SERVER_ERROR this client may not read vip\r\n"
+        assert reply == b"CLIENT_ERROR this client may not read vip\r\n"
     wire.expect_silence()
     assert stats(wire, "vip").get("total_items", "0") == "0"
 
