@@ -660,7 +660,9 @@ def _write_slowly(descriptor: int, data: bytes, pause: Pause) -> None:
     """Write all of `data`, which is not copied; `pause` after each piece. Raises OSError."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest[:_SHORT_PIECE]) :]
+        # Not in the index: compiled, what is in that of a memoryview is called twice.
+        written = os.write(descriptor, rest[:_SHORT_PIECE])
+        rest = rest[written:]
         if rest:
             pause()
 

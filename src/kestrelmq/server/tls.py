@@ -180,7 +180,8 @@ class TlsTransport:
         if not left:
             return True
         with contextlib.suppress(BlockingIOError, InterruptedError):
-            left = left[self._socket.send(left) :]
+            sent = self._socket.send(left)
+            left = left[sent:]
         self._left = left
         if len(left) != before:
             self._buffered.count(len(left) - before)
