@@ -215,7 +215,8 @@ class QueueMachine(QueuesMachine):
             if opened is not None and expected is not None:
                 assert opened[0] not in self.reads
                 assert item_data(opened[1]) == expected.data
-                assert item_deliveries(opened[1]) == expected.deliveries
+                read = self.queue.reads.open[opened[0]]
+                assert read.deliveries == expected.deliveries
                 self.reads[opened[0]] = expected
             self.done()
 
