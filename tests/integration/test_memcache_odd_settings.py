@@ -84,7 +84,7 @@ def test_a_full_queue_that_expires_to_itself(wire: Wire) -> None:
 def test_an_alias_of_a_restricted_queue(server: ServerProcess, wire: Wire) -> None:
     """It is no way around the queue's rights, in any protocol, and nothing is added anywhere."""
     refusal = b"this client may not add to vip"
-    wire.ask(b"set everybody 0 0 1\r\nx\r\n", b"SERVER_ERROR " + refusal + b"\r\n")
+    wire.ask(b"set everybody 0 0 1\r\nx\r\n", b"CLIENT_ERROR " + refusal + b"\r\n")
     with socket.create_connection(("127.0.0.1", server.ports["text"]), timeout=PATIENCE) as text:
         text.sendall(b"put everybody:\nx\n\n")
         assert text.recv(1000) == b"-" + refusal + b"\n"
