@@ -13,15 +13,16 @@ pytestmark = pytest.mark.compiled_only
 CONFIG = """
 [queues.short]
 open_transaction_timeout = "100ms"
-[queues.restricted]
-allowed_client_ids_for_dequeue = ["boss"]
 """
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Return a server that the tests here share; each uses queues of its own."""
-    with running_server(tmp_path_factory.mktemp("several"), config=CONFIG) as running:
+    path = tmp_path_factory.mktemp("several")
+    (path / "queues").mkdir()
+    (path / "queues" / "damaged").write_bytes(b"\x77")
+    with running_server(path, config=CONFIG) as running:
         yield running
 
 
@@ -54,7 +55,7 @@ def test_a_later_key_is_refused(wire: Wire, other: Wire) -> None:
 def test_a_later_key_fails(wire: Wire) -> None:
     """An error that leaves the connection open leaves the items where they were, at once."""
     put(wire, "c", "1", "2")
-    assert b"_ERROR " in wire.ask_until(b"get c c restricted\r\n", b"\r\n")
+    assert b"_ERROR " in wire.ask_until(b"get c c damaged\r\n", b"\r\n")
     assert stats(wire, "c")["open_transactions"] == "0"
     wire.ask(b"gets c c none\r\n", b"VALUE c 0 1 0\r\n1\r\nVALUE c 0 1 0\r\n2\r\nEND\r\n")
     assert stats(wire, "c")["open_transactions"] == "0"
@@ -64,9 +65,9 @@ def test_a_later_key_fails_after_an_open_one(wire: Wire) -> None:
     """What was opened is given back: the client has not seen it, and /close would confirm it."""
     put(wire, "i", "1", "2", "3")
     wire.ask(b"get i/open\r\n", value("i", "1") + b"END\r\n")
-    assert b"_ERROR " in wire.ask_until(b"get i/close/open j restricted\r\n", b"\r\n")
+    assert b"_ERROR " in wire.ask_until(b"get i/close/open j damaged\r\n", b"\r\n")
     wire.ask(b"get i/close/open\r\n", value("i", "2") + b"END\r\n")
-    assert b"_ERROR " in wire.ask_until(b"get i/close i i/open restricted\r\n", b"\r\n")
+    assert b"_ERROR " in wire.ask_until(b"get i/close i i/open damaged\r\n", b"\r\n")
     wire.ask(b"get i\r\n", value("i", "3") + b"END\r\n")
     assert stats(wire, "i")["open_transactions"] == "0"
 
@@ -74,7 +75,7 @@ def test_a_later_key_fails_after_an_open_one(wire: Wire) -> None:
 def test_given_back_items_go_to_those_who_wait(wire: Wire, other: Wire) -> None:
     """A waiting reader gets what a request that failed had taken."""
     put(wire, "d", "1")
-    wire.send(b"get d e/t=60000 restricted\r\n")
+    wire.send(b"get d e/t=60000 damaged\r\n")
     wait_for(other, "e", "waiters", 1)
     other.send(b"set e 0 0 1\r\nx\r\nget d/t=60000 e\r\n")
     other.expect(b"STORED\r\n" + value("d", "1") + value("e", "x") + b"END\r\n")
@@ -152,7 +153,7 @@ def test_what_counts_as_a_canceled_transaction(server: ServerProcess) -> None:
     """A transactional read that is given back; no item that was only held until the reply."""
     with Wire(server) as wire:
         put(wire, "given", "1", "2")
-        assert b"_ERROR " in wire.ask_until(b"get given given restricted\r\n", b"\r\n")
+        assert b"_ERROR " in wire.ask_until(b"get given given damaged\r\n", b"\r\n")
         with Wire(server) as gone:
             gone.send(b"get given late/t=60000\r\n")
             wait_for(wire, "late", "waiters", 1)
