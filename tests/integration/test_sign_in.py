@@ -583,12 +583,13 @@ def test_a_session_of_a_browser(server: ServerProcess, tmp_path: Path) -> None:
     cookie = begin_session(server, "alice")
     other = begin_session(server, "alice")
     root = begin_session(server, "root")
-    put = ("POST", "/api/v1/queues/work/items", {"text": "x"})
+    queue = "/api/v1/queues/work"
+    put = ("POST", f"{queue}/items", {"text": "x"})
     assert ask(server, *put, Cookie=cookie)[0] == 201
     assert ask(server, *put, Cookie=cookie + "x")[0] == 401
     assert ask(server, *put, Cookie=cookie, Origin="http://evil.example")[0] == 403
-    assert ask(server, "POST", "/api/v1/queues/work/flush", Cookie=cookie)[0] == 403
-    assert ask(server, "POST", "/api/v1/queues/work/flush", Cookie=root)[0] == 200
+    assert ask(server, "POST", f"{queue}/flush", Cookie=cookie)[0] == 403
+    assert ask(server, "POST", f"{queue}/flush", Cookie=root)[0] == 200
     assert json.loads(ask(server, "GET", "/api/v1/session", Cookie=cookie)[2]) == {
         "has_users": True,
         "user": "alice",

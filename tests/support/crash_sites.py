@@ -21,7 +21,6 @@ ON_PATHS: Final = frozenset(
         "sync_path",
         "rename_durably",
         "replace_file",
-        "link_new",
         "hardlink_to",
         "rename",
     }

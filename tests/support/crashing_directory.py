@@ -24,7 +24,6 @@ from pathlib import Path
 
 from kestrelmq.disk.directories import DiskFile
 from kestrelmq.disk.opening import FoundFile
-from kestrelmq.disk.renaming import link_new
 from tests.support.real_directory import RealDirectory, RealFile, SimulatedCrash
 
 
@@ -139,7 +138,7 @@ class CrashingDirectory(RealDirectory):
 
     def _inode(self, name: str, *, whole: bool = False) -> _Inode:
         inode = _Inode(self._links / str(len(self._inodes)))
-        link_new(self.path / name, inode.link)
+        os.link(self.path / name, inode.link)
         if whole:
             inode.synced = inode.link.stat().st_size
         self._inodes.append(inode)

@@ -1,4 +1,4 @@
-"""Syncing, renaming and linking by path; once a step returns, a crash leaves it."""
+"""Syncing and renaming by path; once a step returns, a crash leaves it."""
 
 import contextlib
 import os
@@ -41,18 +41,6 @@ def rename_durably(old: Path, new: Path) -> None:
     """Rename within a directory; the new name is on disk when this returns. Raises OSError."""
     old.rename(new)
     sync_path(new.parent)
-
-
-def link_new(existing: Path, new: Path) -> bool:
-    """Give a file a second name; return False if the name is taken already.
-
-    The name is on disk once the directory is synced. Raises OSError.
-    """
-    try:
-        os.link(existing, new)
-    except FileExistsError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

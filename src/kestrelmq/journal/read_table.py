@@ -141,10 +141,6 @@ class ReadTable(Generic[Entry]):
             page.update(zip(some, entries_here, strict=True))
             self._count += len(page) - before
 
-    def set_same(self, xids: Sequence[int], entry: Entry) -> None:
-        """Set the same entry for all `xids`."""
-        self.set_all(xids, [entry] * len(xids))
-
     def pop_all(self, xids: Sequence[int]) -> list[Entry | None]:
         """Drop the entries for `xids` and return them, with None for each that is missing."""
         found: list[Entry | None] = []

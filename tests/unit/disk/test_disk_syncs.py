@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.disk.directories import DiskDirectory
-from kestrelmq.disk.renaming import link_new, make_directory, rename_durably, sync_path
+from kestrelmq.disk.renaming import make_directory, rename_durably, sync_path
 
 pytestmark = pytest.mark.compiled
 
@@ -75,15 +75,6 @@ def test_a_directory_is_made_durably(tmp_path: Path, synced: list[int]) -> None:
     assert (tmp_path / "one" / "two").stat().st_mode & 0o777 == 0o750
     make_directory(tmp_path / "one" / "two")
     assert len(synced) == 2
-
-
-def test_a_second_name_is_given_once(tmp_path: Path) -> None:
-    """What has it keeps it."""
-    (tmp_path / "first").write_bytes(b"first")
-    (tmp_path / "second").write_bytes(b"second")
-    assert link_new(tmp_path / "first", tmp_path / "name")
-    assert not link_new(tmp_path / "second", tmp_path / "name")
-    assert (tmp_path / "name").read_bytes() == b"first"
 
 
 def test_a_copy_is_synced(

@@ -18,6 +18,11 @@ XIDS = st.one_of(
 )
 
 
+def set_same(table: ReadTable[str], xids: Sequence[int], entry: str) -> None:
+    """Set the same entry for all `xids`."""
+    table.set_all(xids, [entry] * len(xids))
+
+
 def contents(table: ReadTable[str]) -> dict[int, str]:
     """Return what is in a table, read in every way."""
     found = dict(table.items())
@@ -64,7 +69,7 @@ def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
             case 5:
                 tables.append((table.copy(), model.copy()))
             case 6:
-                table.set_same(some, str(number))
+                set_same(table, some, str(number))
                 model.update(dict.fromkeys(some, str(number)))
             case _:
                 assert table.has_any(some) == any(one in model for one in some)
@@ -119,7 +124,7 @@ def test_it_grows_by_pages() -> None:
     [
         lambda table: table.__setitem__(1, "x"),
         lambda table: table.set_all([1, 2], ["x", "y"]),
-        lambda table: table.set_same([1, 2], "x"),
+        lambda table: set_same(table, [1, 2], "x"),
     ],
 )
 def test_the_table_that_all_queues_share_takes_nothing(
@@ -143,14 +148,14 @@ def test_a_run_stays_a_list_until_one_of_its_entries_is_asked_for() -> None:
     """So what many reads have in common costs next to nothing for each."""
     table: ReadTable[str] = ReadTable()
     for first in (1, 101):
-        table.set_same(range(first, first + 100), "x")
+        set_same(table, range(first, first + 100), "x")
     assert (list(table._runs[0]), table._pages[0]) == ([1, 101], {})
     assert (table.get(101), table.has_any(range(201, 301))) == ("x", False)
     assert table.pop_all(range(1, 101)) == ["x"] * 100
     assert list(table._runs[0]) == [101]
     assert table.get(150) == table.pop(150) == "x"
     assert (table._runs, len(table._pages[0]), len(table)) == ({}, 99, 99)
-    table.set_same(range(201, 301), "y")
+    set_same(table, range(201, 301), "y")
     assert table.pop_all(range(201, 301)) == ["y"] * 100
     assert len(table) == len(contents(table)) == 99
 
@@ -159,13 +164,13 @@ def test_other_runs_of_its_page_stay_lists() -> None:
     """Many readers have runs of one page; if one ends single reads, the others' cost no more."""
     table: ReadTable[str] = ReadTable()
     for first in range(0, 500, 100):
-        table.set_same(range(first, first + 100), "x")
+        set_same(table, range(first, first + 100), "x")
     for changed, left in ((250, [0, 100, 300, 400]), (420, [0, 100, 300])):
         assert table.pop(changed) == "x"
         assert list(table._runs[0]) == left
     assert table.pop_all(range(260, 300)) == ["x"] * 40
     assert (260 in table, 299 in table, table.get(255)) == (False, False, "x")
-    table.set_same(range(500, 600), "y")
+    set_same(table, range(500, 600), "y")
     assert list(table._runs[0]) == [0, 100, 300, 500]
     assert contents(table) == {
         **{xid: "x" for xid in range(500) if xid not in {250, 420, *range(260, 300)}},
@@ -178,7 +183,7 @@ def test_a_run_may_pass_to_the_next_page(first: int) -> None:
     """Its pieces stay lists, even short ones."""
     table: ReadTable[str] = ReadTable()
     for at in (first, first + 100):
-        table.set_same(range(at, at + 100), "x")
+        set_same(table, range(at, at + 100), "x")
     assert {number: list(runs) for number, runs in table._runs.items()} == {
         0: [first],
         1: [4096, first + 100],
@@ -193,7 +198,7 @@ def test_pages_of_runs_are_freed_with_their_last_run() -> None:
     """And copies keep theirs."""
     table: ReadTable[str] = ReadTable()
     for first in range(0, 10_000, 100):
-        table.set_same(range(first, first + 100), "x")
+        set_same(table, range(first, first + 100), "x")
     copy = table.copy()
     for first in range(0, 10_000, 100):
         assert None not in table.pop_all(range(first, first + 100))
@@ -207,7 +212,7 @@ def test_pages_of_runs_are_freed_with_their_last_run() -> None:
 def test_a_table_may_change_while_it_is_read() -> None:
     """Pages that are gone by then are left out."""
     table: ReadTable[str] = ReadTable()
-    table.set_same(range(10_000), "x")
+    set_same(table, range(10_000), "x")
     found = iter(table)
     assert next(found) == 0
     table.pop_all(range(5000, 10_000))

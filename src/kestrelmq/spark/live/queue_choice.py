@@ -7,7 +7,7 @@ readers wait for, and get each item once more from each child.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
@@ -59,11 +59,6 @@ class QueueChoice:
                 raise ValueError(f"{what}: {error}")
             (patterns if is_pattern else names).add(word if is_pattern else literal)
         return cls(tuple(sorted(names)), tuple(sorted(patterns)))
-
-    @classmethod
-    def of_names(cls, names: Iterable[str]) -> "QueueChoice":
-        """Return the choice of these queues, whatever characters their names have."""
-        return cls(tuple(sorted(set(names))))
 
     @property
     def only(self) -> str | None:
