@@ -14,6 +14,7 @@ It can also fail instead: `fail` tells at which steps to raise an OSError, befor
 With `tears`, half of the appended bytes are written first.
 """
 
+import contextlib
 import errno
 import os
 import resource
@@ -138,7 +139,8 @@ class CrashingDirectory(RealDirectory):
 
     def _inode(self, name: str, *, whole: bool = False) -> _Inode:
         inode = _Inode(self._links / str(len(self._inodes)))
-        os.link(self.path / name, inode.link)
+        with contextlib.suppress(FileExistsError):  # of another directory of the same path
+            os.link(self.path / name, inode.link)
         if whole:
             inode.synced = inode.link.stat().st_size
         self._inodes.append(inode)
