@@ -14,6 +14,7 @@ import pytest
 from kestrelmq import Client
 from kestrelmq.cli.main import main
 from kestrelmq.disk.locks import QueuePathLock, is_locked
+from kestrelmq.version import BUILD, VERSION
 from tests.support.patience import PATIENCE, until
 
 FLAGS = ("--memcache-port", "0", "--admin-port", "none", "--text-port", "none")
@@ -39,7 +40,7 @@ class Processes:
             self.output.append(line.strip())
             if line == "ready\n":
                 break
-        self.servers = [line.split()[-1] for line in self.output[:-1]]
+        self.servers = [line.split()[-1] for line in self.output if " listening on " in line]
 
     def pid(self, index: int) -> int:
         """Return the process id of a server; 0 while it is about to be written."""
@@ -99,7 +100,9 @@ def test_crashes(tmp_path: Path) -> None:
     """A server that is killed comes back with its items and port; none outlives the supervisor."""
     with running(tmp_path) as processes:
         assert len(processes.servers) == 2
-        assert all(line.startswith("memcache listening on ") for line in processes.output[:-1])
+        heading, *listening, _ = processes.output
+        assert heading == f"kestrelmq {VERSION} ({BUILD}), queues in {processes.path}"
+        assert all(line.startswith("memcache listening on ") for line in listening[-2:])
         put_on_each(processes)
         killed = processes.pid(1)
         os.kill(killed, signal.SIGKILL)

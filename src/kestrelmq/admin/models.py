@@ -721,6 +721,8 @@ class ServerAnswer(_Model):
 
     version: str
     """Its version."""
+    build: Literal["compiled", "interpreted"]
+    """Whether its hot path is compiled."""
     stats: dict[str, int | str]
     """The statistics of the server, by name."""
     status: StatusAnswer

@@ -19,7 +19,7 @@ from kestrelmq.queues.metrics import Histogram, Histograms, Summary
 from kestrelmq.queues.stats import damage_texts, queue_texts, read_counters, read_gauges
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 _SLICE: Final = 50
 _MOST_PERIODS: Final = 4
@@ -246,6 +246,7 @@ def server_info(context: ServerContext) -> dict[str, object]:
     return {
         "name": "kestrelmq",
         "version": VERSION,
+        "build": BUILD,
         "start_time": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(started)),
         "uptime": int(uptime * 1000),
     }

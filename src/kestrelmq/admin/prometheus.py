@@ -34,7 +34,7 @@ from kestrelmq.queues.metrics import Histogram, Latency
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.status import Status
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 QUEUES: Final = 1000
@@ -135,7 +135,8 @@ class Exposition:
 
     def _families(self, stats: Mapping[str, Any], states: Mapping[str, int]) -> Iterator[Family]:
         context = self._context
-        yield InfoMetricFamily(_PREFIX + "build", "the server", {"version": VERSION})
+        build = {"version": VERSION, "build": BUILD}
+        yield InfoMetricFamily(_PREFIX + "build", "the server", build)
         yield from self._process.collect()
         families: dict[Metric, Samples] = {}
         for stat in SERVER_STATS:

@@ -11,7 +11,7 @@ from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.requests import changes
 from kestrelmq.server.status import ServerStatus, Status
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 _SECRETS: Final = secret_settings(ServerConfig)
 
@@ -22,6 +22,7 @@ async def show_server(call: Call) -> Answer:
     return Answer(
         ServerAnswer(
             version=VERSION,
+            build=BUILD,
             stats={
                 name: value if isinstance(value, int) else str(value)
                 for name, value in await in_slices(context.server_stats())

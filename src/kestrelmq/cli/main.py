@@ -18,7 +18,7 @@ from kestrelmq.cli.terminal import (
     tell_output_errors_apart,
 )
 from kestrelmq.errors import InvalidRequest, KestrelError
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 if TYPE_CHECKING:
     import typer
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(words: list[str]) -> None:
     if words == ["--version"]:
-        print(f"kestrelmq {VERSION}")
+        print(f"kestrelmq {VERSION} ({BUILD})")
         return
     # With any other first word all commands are needed: to list them, or to suggest the right one.
     asked = words[:1] if words and words[0] in COMMANDS else list(COMMANDS)
@@ -123,7 +123,7 @@ def _application(names: Sequence[str]) -> "typer.Typer":
         *, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
     ) -> None:
         if version:
-            print(f"kestrelmq {VERSION}")
+            print(f"kestrelmq {VERSION} ({BUILD})")
             raise typer.Exit
 
     for name in names:

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import current_process
 from pathlib import Path
@@ -24,8 +24,9 @@ from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.app import Announce, Server
 from kestrelmq.server.logs import reopen_log, set_up_logging
 from kestrelmq.server.processes import Process, check_layout, processes_of
-from kestrelmq.server.server_actions import check_reachable
+from kestrelmq.server.server_actions import check_reachable, unsafe
 from kestrelmq.server.supervisor import Supervisor
+from kestrelmq.version import BUILD, VERSION
 
 _ORPHAN_SECONDS: Final = 30.0
 """Seconds that a server has to shut down cleanly after its supervisor has ended."""
@@ -72,10 +73,10 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     """Run the server in the foreground; no configuration is needed.
 
     Flags override the configuration file. Port 0 means any free port, `none` turns a listener off.
-    When every listener is bound, one line for each is printed to standard output, then `ready`.
-    After a second the queues that are loaded are served, while the others are still being loaded;
-    with `--wait` all are loaded first. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads
-    the configuration.
+    Standard output says what runs, where the queues are and what is not safe; when every listener
+    is bound, a line for each and the address of the console; then `ready`. After a second the
+    queues that are loaded are served, while the others are still being loaded; with `--wait` all
+    are loaded first. SIGTERM and SIGINT stop the server cleanly, SIGHUP reloads the configuration.
 
     With `--processes N`, server I, from 0 on, keeps its queues in QUEUE_PATH/process-I. Its ports
     are those of the configuration plus 10 x I. Its Unix sockets have .I behind their names, except
@@ -101,12 +102,13 @@ def serve(  # noqa: PLR0913 # one parameter a flag
     overrides = {name: value for name, value in given.items() if value is not None}
     base = load_config(config) if config is not None else ServerConfig()
     effective = _with_flags(base, overrides)
+    announce = _announcer(_first_lines(effective) if supervised is None else ())
     try:
         if processes is not None:
             check_reachable(effective)
             files = {"--config": config, "--log-format": log_format, "--log-level": log_level}
             flags = [word for name, value in files.items() if value for word in (name, str(value))]
-            _supervise(effective, processes, flags + ["--wait"] * wait)
+            _supervise(effective, announce, processes, flags + ["--wait"] * wait)
         else:
             check_layout(effective.queue_path, None)
             if supervised is not None:
@@ -114,7 +116,7 @@ def serve(  # noqa: PLR0913 # one parameter a flag
             set_up_logging(effective)
             Server(
                 effective,
-                _announcer(),
+                announce,
                 config_file=config,
                 overrides=overrides,
                 services=(AdminService(),),
@@ -123,6 +125,15 @@ def serve(  # noqa: PLR0913 # one parameter a flag
         _ignore_signals()
     finally:
         logging.shutdown()  # before an error is printed
+
+
+def _first_lines(config: ServerConfig) -> Iterator[str]:
+    """Yield what to know before anything is served."""
+    yield f"kestrelmq {VERSION} ({BUILD}), queues in {config.queue_path.absolute()}"
+    if BUILD == "interpreted":
+        yield "slow: this build is plain Python; a compiled one needs a half to a third of the CPU"
+    for reason in unsafe(config):
+        yield f"not safe: {reason}"
 
 
 def _with_flags(base: ServerConfig, overrides: dict[str, object]) -> ServerConfig:
@@ -146,9 +157,14 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _announcer() -> Announce:
-    """Return a function that prints a line, in a thread: perhaps nobody reads the output."""
+def _announcer(first: Iterable[str]) -> Announce:
+    """Return a function that prints a line, in a thread: perhaps nobody reads the output.
+
+    Before the first line it prints those of `first`, so a server that does not start prints none.
+    """
     lines: SimpleQueue[str] = SimpleQueue()
+    for one in first:
+        lines.put(one)
 
     def print_lines() -> None:
         while True:
@@ -157,14 +173,19 @@ def _announcer() -> Announce:
             with suppress(KestrelError):  # the log has it, too, and clients can be served without
                 write_out(line)
 
-    Thread(target=print_lines, name="output", daemon=True).start()
-    return lines.put
+    def announce(line: str) -> None:
+        lines.put(line)
+        if not printing.is_alive():
+            printing.start()
+
+    printing = Thread(target=print_lines, name="output", daemon=True)
+    return announce
 
 
 # --- several servers ---
 
 
-def _supervise(config: ServerConfig, count: int, flags: Sequence[str]) -> None:
+def _supervise(config: ServerConfig, announce: Announce, count: int, flags: Sequence[str]) -> None:
     """Run `count` servers, each with `flags`, until they end or this process is told to stop.
 
     Raises:
@@ -192,7 +213,7 @@ def _supervise(config: ServerConfig, count: int, flags: Sequence[str]) -> None:
         except OSError as error:
             raise KestrelError(f"{path}: {error.strerror or error}") from error
         check_layout(path, count)
-        Supervisor(processes, command, _announcer(), lambda: reopen_log(config)).run()
+        Supervisor(processes, command, announce, lambda: reopen_log(config)).run()
 
 
 def _follow_supervisor(name: str) -> None:

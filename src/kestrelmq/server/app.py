@@ -53,7 +53,7 @@ from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from kestrelmq.server.sockets import CannotListen, Endpoint, TcpEndpoint, endpoints
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.server.tls import Handshakes
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Server:
 
         Args:
             config: the settings in force, overrides included.
-            announce: called with one line for each listener, then with `ready`.
+            announce: called with one line for each listener and the console, then with `ready`.
             config_file: the file that `config` came from, for `reload`.
             overrides: settings from the command line; a reload applies them again.
             advertise: returns the host to announce in ZooKeeper for the listen address.
@@ -143,6 +143,7 @@ class Server:
         self._handshakes = Handshakes()
         self._ports: dict[str, int] = {}
         self._endpoints: dict[str, list[str]] = {}
+        self._urls: list[str] = []
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
         self._reloading = asyncio.Lock()
@@ -223,6 +224,8 @@ class Server:
         for name, found in self._endpoints.items():
             for endpoint in found:
                 self._announce(f"{name} listening on {endpoint}")
+        for url in self._urls:
+            self._announce(f"console at {url}")
         self._announce("ready")
         tasks = [asyncio.create_task(kept_running(task)) for task in self._background(context)]
         if not loaded.is_set():
@@ -361,18 +364,27 @@ class Server:
                 raise KestrelError(f"{service.name} {error}") from error
             if bound:
                 self._endpoints[service.name] = [str(endpoint) for endpoint in bound]
+            tls = self._config.tls
+            secure = tls is not None and service.name in tls.listeners
+            self._urls += [one.url(secure=secure) for one in bound if isinstance(one, TcpEndpoint)]
 
     def _log_start(self) -> None:
         """Log what started, and where."""
         path = self._config.queue_path
         listeners = {name: " and ".join(found) for name, found in self._endpoints.items()}
         log.info(
-            "kestrelmq %s serves the queue path %s; %s",
+            "kestrelmq %s serves the queue path %s, %s; %s",
             VERSION,
             path,
+            BUILD,
             ", ".join(f"{name} on {address}" for name, address in listeners.items())
             or "there is no listener",
-            extra={"version": VERSION, "queue_path": str(path), "listeners": listeners},
+            extra={
+                "version": VERSION,
+                "build": BUILD,
+                "queue_path": str(path),
+                "listeners": listeners,
+            },
         )
 
     # --- while it runs ---

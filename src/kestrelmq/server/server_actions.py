@@ -9,6 +9,7 @@ queue or pauses it, which every client may make. Of very many, the rest are coun
 
 import ipaddress
 import logging
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from kestrelmq.access.users import User
@@ -173,6 +174,22 @@ reaches a port could read, change and delete every queue. Make a user, with the 
     admin = true
 
 or, if something else protects the ports, set allow_unauthenticated = true"""
+
+
+def unsafe(config: ServerConfig) -> Iterator[str]:
+    """Yield what is not safe about the ports of a server, for whoever starts it."""
+    ports = [name for name, setting in LISTEN_PORTS.items() if getattr(config, setting) is not None]
+    if not ports:
+        return
+    address = config.listen_address
+    is_local = is_loopback(address)
+    if not config.users:
+        who = "every program on this machine" if is_local else f"whoever reaches {address}"
+        yield f"no users: {who} can read, change and delete every queue"
+    secure = () if config.tls is None else config.tls.listeners
+    plain = [name for name in ports if name not in secure]
+    if plain and not is_local:
+        yield f"no TLS ({', '.join(plain)}): passwords and items cross the network readable"
 
 
 def check_reachable(config: ServerConfig) -> None:

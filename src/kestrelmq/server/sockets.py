@@ -41,6 +41,12 @@ class TcpEndpoint:
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
 
+    def url(self, *, secure: bool) -> str:
+        """Return the URL at which a browser on this machine finds an HTTP server here."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+        host = f"[{host}]" if ":" in host else host
+        return f"http{'s' if secure else ''}://{host}:{self.port}/"
+
 
 @dataclass(frozen=True, slots=True)
 class UnixEndpoint:

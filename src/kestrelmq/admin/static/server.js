@@ -41,7 +41,7 @@ export class ServerPage {
     if (document.hidden) return;
     try {
       const server = await call("GET", "/server");
-      setText(this.note, `kestrelmq ${server.version}, ${server.status.status} since ${moment(server.status.since)}. ${
+      setText(this.note, `kestrelmq ${server.version} (${server.build}), ${server.status.status} since ${moment(server.status.since)}. ${
         server.changes_allowed ? (server.token_needed ? "Changes need an admin token." : "Clients on this machine, or users who may, can make changes.") : "Changes are refused: no admin_tokens are configured."}`);
       this.stats.replaceChildren(pairs(Object.entries(server.stats).map(([name, value]) => [name, shown(name, value)])));
       this.#showDamaged(Object.entries(server.damaged), server.loading.length);
