@@ -55,6 +55,7 @@ COMMANDS: Final = {
     "pause": ("kestrelmq.cli.control", "pause"),
     "resume": ("kestrelmq.cli.control", "resume"),
     "status": ("kestrelmq.cli.control", "status"),
+    "health": ("kestrelmq.cli.health", "health"),
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),
     "bench": ("kestrelmq.cli.bench", "app"),
