@@ -17,6 +17,9 @@ NODE_TESTS := tests/conformance/node tests/e2e
 PINS := pyproject.toml constraints.txt
 # The hot path, compiled: a copy of the package that is put before the source on the path.
 HOT := build/compiled
+# The server, installed and compiled.
+SERVER := $(STAMPS)/build $(HOT)/stamp
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find src -name '*.py')
 # Half of what a test does is wait, so there are two processes a core; the tests that share something
 # stay in one (tests/conftest.py).
@@ -32,17 +35,23 @@ PASSED = { [ $(1) -eq 0 ] $(if $(ARGS),|| [ $(1) -eq 5 ]); }
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup everything serve check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
+.PHONY: help setup everything serve dist check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 
 setup: $(STAMPS)/dev ## install everything a developer needs into .venv
 
-everything: $(STAMPS)/dev $(STAMPS)/node $(HOT)/stamp $(STAMPS)/bytecode ## install and compile all that `make check` and `make test` need
+everything: $(STAMPS)/dev $(STAMPS)/node $(SERVER) $(STAMPS)/bytecode ## install and compile all that `make check` and `make test` need
 
-serve: $(HOT)/stamp ## run the server in the foreground; ARGS="--memcache-port 0 ..."
-	@PYTHONPATH=$(HOT) exec $(BIN)/kestrelmq serve $(ARGS)
+serve: $(SERVER) ## run the server in the foreground; ARGS="--memcache-port 0 ..."
+	@exec $(BIN)/kestrelmq serve $(ARGS)
+
+dist: $(STAMPS)/build $(if $(KESTRELMQ_PURE),,$(HOT)/stamp) ## make an sdist and a compiled wheel in dist, and a pure wheel in dist/pure
+	rm -rf dist
+	$(BIN)/hatchling build -t sdist
+	KESTRELMQ_PURE=1 $(BIN)/hatchling build -t wheel -d dist/pure
+	KESTRELMQ_COMPILED=$(HOT) $(BIN)/hatchling build -t wheel
 
 check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, generated docs
 	$(BIN)/ruff format --check .
@@ -73,7 +82,7 @@ coverage: $(STAMPS)/dev ## branch coverage of journals and queues by the tests t
 	$(BIN)/pytest $(IN_PARALLEL) tests/unit tests/property --cov --cov-report=term $(ARGS)
 
 mutants: $(STAMPS)/dev ## which changes of journals and queues no test notices; MUTANTS='*' tries all, for hours
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutate]'
+	$(INSTALL) 'kestrelmq[mutate]'
 	$(BIN)/mutmut run "$(MUTANTS)"
 	$(BIN)/mutmut results
 
@@ -81,16 +90,16 @@ soak: $(STAMPS)/dev $(STAMPS)/node ## the tests that run for minutes or more, an
 	$(BIN)/pytest -m soak --timeout 0 $(ARGS)
 	KESTRELMQ_EXAMPLES=20 $(BIN)/pytest -m hypothesis --hypothesis-profile soak --timeout 0 $(ARGS)
 
-bench: $(HOT)/stamp ## measure the server beside the peers this machine has
+bench: $(SERVER) ## measure the server beside the peers this machine has
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood $(ARGS)
 
-bench-all: $(HOT)/stamp ## run every benchmark at modest sizes and write build/bench.json; half an hour
+bench-all: $(SERVER) ## run every benchmark at modest sizes and write build/bench.json; half an hour
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.suite --json build/bench.json $(ARGS)
 
-bench-check: $(HOT)/stamp ## compare the speed with the last release, as ratios to the peers; fails on a loss over 10 % that repeats
+bench-check: $(SERVER) ## compare the speed with the last release, as ratios to the peers; fails on a loss over 10 % that repeats
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.check $(ARGS)
 
-bench-picture: $(HOT)/stamp ## measure a flood and draw docs/images/flood.svg from it
+bench-picture: $(SERVER) ## measure a flood and draw docs/images/flood.svg from it
 	PYTHONPATH=$(HOT) $(BIN)/python -m bench.flood --json build/flood.json $(ARGS)
 	$(BIN)/python -m bench.report.picture build/flood.json docs/images/flood.svg
 
@@ -104,19 +113,28 @@ clean: ## remove what the other targets made
 
 # Debian ships venv apart from python3; an unusable venv is made again with it.
 $(STAMPS)/venv:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	$(PYTHON) -m venv $(VENV) || { scripts/install-debian python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+	@echo "==> making $(VENV): about 4 s"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(PYTHON) -m venv $(VENV) || { scripts/install-debian python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 	@mkdir -p $(STAMPS) && touch $@
 
-# What else is to be installed waits for this: only one pip at a time may change .venv.
-$(STAMPS)/build: $(STAMPS)/venv $(PINS)
-	@echo "==> installing the server into $(VENV): about 20 s"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[build]'
+# What compiling needs, which begins then: tools, and the types of pydantic, on which classes depend.
+$(STAMPS)/compiler: $(STAMPS)/venv $(PINS)
+	@echo "==> installing the compiler of the hot path into $(VENV): about 8 s"
+	@$(INSTALL) hatchling mypy setuptools pydantic
+	@touch $@
+
+# What else is to be installed waits for this: only one pip at a time may change .venv. It finds
+# kestrelmq there, so it only adds what an extra of it names.
+$(STAMPS)/build: $(STAMPS)/compiler scripts/run-kestrelmq
+	@echo "==> installing the server into $(VENV): about 10 s"
+	@KESTRELMQ_PURE=1 $(INSTALL) --no-build-isolation -e '.[build]'
+	@cp scripts/run-kestrelmq $(BIN)/kestrelmq
 	@touch $@
 
 # Without a compiler the server runs all the same, on plain Python. The stamp has the time at which
 # compiling began: a source that is changed meanwhile is compiled the next time.
-$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/build
+$(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STAMPS)/compiler
 	@echo "==> compiling the hot path: about 60 s"
 	@touch $(STAMPS)/compiling
 	@$(BIN)/python scripts/compile-hot-path $(HOT) || [ $$? -eq 3 ]
@@ -125,8 +143,8 @@ $(HOT)/stamp: $(SOURCES) scripts/compile-hot-path $(PINS) $(STAMPS)/venv | $(STA
 # pylibmc has no wheel for every Python; from source it needs a compiler and two libraries.
 $(STAMPS)/dev: $(STAMPS)/venv $(STAMPS)/test-tools $(PINS) | $(STAMPS)/build
 	@echo "==> installing what the checks and the tests need into $(VENV): about 60 s"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(STAMPS)/build
+	@$(INSTALL) 'kestrelmq[dev]'
+	@touch $@
 
 # Every process that runs tests would otherwise rewrite the assertions of all of them, for 25 s.
 $(STAMPS)/bytecode: | $(STAMPS)/dev

@@ -1,4 +1,4 @@
-"""Wheels hold the hot path compiled, where the machine that builds them has a C compiler."""
+"""Wheels hold the hot path compiled; with KESTRELMQ_PURE=1 they hold plain Python."""
 
 import os
 import subprocess
@@ -10,23 +10,36 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class HotPathHook(BuildHookInterface[Any]):
-    """Adds what `scripts/compile-hot-path` makes; with KESTRELMQ_PURE set, nothing."""
+    """Adds what `scripts/compile-hot-path` makes, or has made in the folder KESTRELMQ_COMPILED."""
 
     def dependencies(self) -> list[str]:
-        """Return what compiling needs."""
-        return ["mypy>=2,<3", "setuptools>=78"]
+        """Return what compiling needs: the compiler, and the types of what the modules import."""
+        if _is_pure():
+            return []
+        core = self.metadata.core
+        return [*core.optional_dependencies["build"], *core.dependencies]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless the source is installed in place or nothing compiled is wanted."""
-        if version == "editable" or os.environ.get("KESTRELMQ_PURE"):
+        if version == "editable" or _is_pure():
             return
+        target = Path(self.root, os.environ.get("KESTRELMQ_COMPILED") or self._compile())
+        modules = [*target.rglob("*.so")]
+        if not modules:
+            self.app.abort(f"nothing is compiled in {target}; KESTRELMQ_PURE=1 builds plain Python")
+        for module in modules:
+            build_data["force_include"][str(module)] = str(module.relative_to(target))
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def _compile(self) -> Path:
         target = Path(self.root, "build", "wheel")
         script = Path(self.root, "scripts", "compile-hot-path")
         done = subprocess.run([sys.executable, str(script), str(target)], check=False)  # noqa: S603
         if done.returncode:
-            self.app.display_warning("the wheel holds plain Python only")
-            return
-        for module in target.rglob("*.so"):
-            build_data["force_include"][str(module)] = str(module.relative_to(target))
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+            self.app.abort("the hot path was not compiled; KESTRELMQ_PURE=1 builds plain Python")
+        return target
+
+
+def _is_pure() -> bool:
+    return bool(os.environ.get("KESTRELMQ_PURE"))
