@@ -5,6 +5,7 @@ is confirmed only after it has been written.
 """
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -32,6 +33,7 @@ from kestrelmq.cli.terminal import (
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
 from kestrelmq.errors import ClientError, InvalidRequest, KestrelError, ServerRefused
+from kestrelmq.tools.export_rows import data_fields
 
 _CHUNK: Final = 1024 * 1024
 
@@ -49,6 +51,9 @@ DelimiterFlag = Annotated[
     ),
 ]
 
+JsonLinesFlag = Annotated[
+    bool, typer.Option("--json", help="Write each item as a line of JSON, with its queue.")
+]
 CreateFlag = Annotated[
     bool,
     typer.Option(
@@ -168,6 +173,7 @@ def get(  # noqa: PLR0913 # one parameter a flag
     ] = True,
     create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
+    as_json: JsonLinesFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -185,14 +191,14 @@ def get(  # noqa: PLR0913 # one parameter a flag
     written goes back to its queue. Exit status 1 with no output: there was no item. It is an error
     if the queue does not exist; the queue is not created.
     """  # noqa: D301 # \b is for the help
-    after = _delimiter(delimiter, several=count != 1)
+    write = _writer(queue, delimiter, several=count != 1, as_json=as_json)
     taken = 0
     with connect(servers, zookeeper, path_prefix) as client:
         if not create:
             check_exists(client, queue)
         with closing(_items(client, queue, timeout, count, confirm=confirm)) as items:
             for item in items:
-                _write(item, after)
+                write(item)
                 taken += 1
     if not taken:
         raise typer.Exit(1)
@@ -202,6 +208,7 @@ def peek(
     queue: QueueArgument,
     *,
     timeout: TimeoutFlag = None,
+    as_json: JsonLinesFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -216,10 +223,10 @@ def peek(
         item = client.peek(queue, timeout)
     if item is None:
         raise typer.Exit(1)
-    _write(item, _delimiter(None, several=False))
+    _writer(queue, None, several=False, as_json=as_json)(item)
 
 
-def monitor(
+def monitor(  # noqa: PLR0913 # one parameter a flag
     queue: QueueArgument,
     seconds: Annotated[
         float,
@@ -231,6 +238,7 @@ def monitor(
     *,
     create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
+    as_json: JsonLinesFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -244,13 +252,13 @@ def monitor(
     They are written when the time is over or MAX is reached. If writing fails, all of them go back
     to the queue. Exit status 1: no item came, or there is no such queue.
     """  # noqa: D301 # \b is for the help
-    after = _delimiter(delimiter, several=True)
+    write = _writer(queue, delimiter, several=True, as_json=as_json)
     with connect(servers, zookeeper, path_prefix) as client:
         if not create:
             check_exists(client, queue)
         with client.monitor(queue, seconds, max_items) as items:
             for item in items:
-                _write(item, after)
+                write(item)
     if not items:
         raise typer.Exit(1)
 
@@ -271,14 +279,19 @@ def _items(
         yield item
 
 
-def _delimiter(flag: str | None, *, several: bool) -> bytes:
-    if flag is None:
-        return b"\n" if several or standard_output().isatty() else b""
-    return os.fsencode(flag).replace(b"\\n", b"\n").replace(b"\\0", b"\0")
-
-
-def _write(item: bytes, after: bytes) -> None:
-    write_out(item_for_output(item) + after)
+def _writer(
+    queue: str, delimiter: str | None, *, several: bool, as_json: bool
+) -> Callable[[bytes], None]:
+    """Return what writes an item to standard output."""
+    if as_json:
+        return lambda item: write_out(
+            json.dumps({"queue": queue} | data_fields(item)).encode() + b"\n"
+        )
+    if delimiter is None:
+        after = b"\n" if several or standard_output().isatty() else b""
+    else:
+        after = os.fsencode(delimiter).replace(b"\\n", b"\n").replace(b"\\0", b"\0")
+    return lambda item: write_out(item_for_output(item) + after)
 
 
 def _put_lines(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def show(
     config: Annotated[
         Path | None, typer.Option(help="The configuration file; without one, the defaults.")
     ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Print the settings in force, after inheritance, as TOML that loads again.
 
@@ -52,7 +55,10 @@ def show(
         if problem is not None:
             raise wrong("QUEUE", f"{name!r}: {problem}")
     loaded = load_config(config) if config is not None else ServerConfig()
-    print(queues_toml(loaded, names) if names else config_toml(loaded), end="")
+    text = queues_toml(loaded, names) if names else config_toml(loaded)
+    print(
+        json.dumps(tomllib.loads(text), indent=2, default=str) + "\n" if as_json else text, end=""
+    )
 
 
 @app.command()

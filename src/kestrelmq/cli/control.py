@@ -3,6 +3,7 @@
 If a server cannot be reached, the command still goes to the others, and the exit status is 1.
 """
 
+import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from kestrelmq.cli.servers import (
     connect,
     no_queue,
 )
+from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.terminal import printable
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client
@@ -194,6 +196,7 @@ def status(
         ),
     ] = None,
     *,
+    as_json: JsonFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -212,7 +215,11 @@ def status(
             client.set_status(new.value)
         return
     with asking_each(servers, zookeeper, path_prefix, Client.status) as answers:
-        for server, now in (pair for answer in answers for pair in answer.items()):
+        found = {server: now for answer in answers for server, now in answer.items()}
+        if as_json:
+            print(json.dumps(found, indent=2))
+            return
+        for server, now in found.items():
             print(f"{server}\t{printable(now)}")
 
 

@@ -1,8 +1,10 @@
 """`kestrelmq journal`: inspect, check, repair, pack, export and import journals."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -41,6 +43,7 @@ app = typer.Typer(
 PathsArgument = Annotated[
     list[Path], typer.Argument(metavar="PATH...", help="Queue paths or journal files.")
 ]
+JsonLinesFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object per queue.")]
 QueueFlag = Annotated[
     list[str] | None,
     typer.Option("--queue", metavar="NAME", help="Only this queue; may be repeated."),
@@ -70,7 +73,7 @@ def dump(
         bool, typer.Option("-c", "--count", help="Print only the number of items in each queue.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per record.")
+        bool, typer.Option("--json", help="Print one JSON object per record, or per summary.")
     ] = False,
 ) -> None:
     """Print the records of journals, one per line, and a summary of each queue.
@@ -93,10 +96,10 @@ def dump(
             with failures.of(selected):
                 with steady(selected):
                     report = verify_queue(selected)
-                if count:
+                if count and not as_json:
                     print(f"{report.queue}\t{report.items}")
                 else:
-                    _print_summary(report)
+                    _print_summary(report, as_json=as_json)
                 if not report.is_sound:
                     failures.add(selected)
 
@@ -116,7 +119,11 @@ def _dump_records(selected: SelectedQueue, *, data: bool, raw: bool, as_json: bo
     standard_output().flush()
 
 
-def _print_summary(report: VerifyReport) -> None:
+def _print_summary(report: VerifyReport, *, as_json: bool, **more: object) -> None:
+    """Print what was found; `more` is only in the JSON."""
+    if as_json:
+        print(json.dumps(asdict(report) | {"is_sound": report.is_sound} | more))
+        return
     records = sum(report.operations.values())
     print(
         f"{report.queue}: {records} records in {format_size(report.size)}; {report.items} items of "
@@ -131,7 +138,9 @@ def _print_summary(report: VerifyReport) -> None:
 
 
 @app.command()
-def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
+def verify(
+    paths: PathsArgument, *, queue: QueueFlag = None, as_json: JsonLinesFlag = False
+) -> None:
     """Check every record of journals, and print which bytes are not valid. Changes nothing.
 
     A record cut short at the end of the last file is normal after a crash; a server sets it aside.
@@ -148,13 +157,13 @@ def verify(paths: PathsArgument, *, queue: QueueFlag = None) -> None:
             with failures.of(one):
                 with steady(one):
                     report = verify_queue(one, bar)
-                _print_summary(report)
+                _print_summary(report, as_json=as_json)
                 if not report.is_sound:
                     failures.add(one)
 
 
 @app.command()
-def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
+def repair(path: PathArgument, *, queue: QueueFlag = None, as_json: JsonLinesFlag = False) -> None:
     """Repair damaged journals as far as possible; no server may be using the queue path.
 
     The complete records of a damaged file are written to a new file of the same name. The old
@@ -166,8 +175,8 @@ def repair(path: PathArgument, *, queue: QueueFlag = None) -> None:
             for one in chosen:
                 with failures.of(one):
                     done = repair_queue(DiskDirectory(path), one, SystemClock(), bar)
-                    _print_summary(done.report)
-                    for name, aside in done.kept.items():
+                    _print_summary(done.report, as_json=as_json, kept=done.kept)
+                    for name, aside in done.kept.items() if not as_json else ():
                         print(f"  {name} was repaired; its old content is {aside}")
 
 
@@ -179,6 +188,7 @@ def pack(
     dialect: Annotated[
         DialectName, typer.Option(help="The dialect to write.")
     ] = DialectName.DOCUMENTED,
+    as_json: JsonLinesFlag = False,
 ) -> None:
     """Rewrite journals to contain only live items; no server may be using the queue path.
 
@@ -196,7 +206,9 @@ def pack(
                         DiskDirectory(path), one.all_files, dialect.value, SystemClock()
                     )
                     print(
-                        f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
+                        json.dumps(asdict(done))
+                        if as_json
+                        else f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
                         f"{format_size(done.before)} before, {format_size(done.after)} after"
                     )
                 bar(size)
@@ -259,6 +271,7 @@ def import_(
     append: Annotated[
         bool, typer.Option("--append", help="Add to queues that already exist.")
     ] = False,
+    as_json: JsonLinesFlag = False,
 ) -> None:
     """Write an export to journals for a server to load; no server may be using the queue path.
 
@@ -269,7 +282,8 @@ def import_(
         clock = SystemClock()
         counts = import_rows(DiskDirectory(path), _read(file, clock.now()), clock, append=append)
         for name, number in sorted(counts.items()):
-            print(f"{name}: {number} items")
+            item = {"queue": name, "items": number}
+            print(json.dumps(item) if as_json else f"{name}: {number} items")
 
 
 def _read(file: Path, now: int) -> Iterator[export_rows.ExportRow]:

@@ -1,9 +1,11 @@
 """`kestrelmq browse`, `move`, `copy`, `redrive`, `export`, `import`: look at items, move them."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
@@ -19,6 +21,7 @@ from kestrelmq.cli.servers import (
     connect,
     no_queue,
 )
+from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.cli.values import wrong
 from kestrelmq.client import BrowsedItem, Client, Moved
@@ -133,6 +136,7 @@ def move(
     target: TargetArgument,
     *,
     count: CountFlag = None,
+    as_json: JsonFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -143,7 +147,7 @@ def move(
     status 1: TARGET refused an item, which is still in QUEUE; or no server has the queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        _report(queue, "moved", client.move(queue, target, count))
+        _report(queue, "moved", client.move(queue, target, count), as_json=as_json)
 
 
 def copy(
@@ -151,6 +155,7 @@ def copy(
     target: TargetArgument,
     *,
     count: CountFlag = None,
+    as_json: JsonFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -161,7 +166,7 @@ def copy(
     TARGET refused an item, or no server has the queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        _report(queue, "copied", client.copy(queue, target, count))
+        _report(queue, "copied", client.copy(queue, target, count), as_json=as_json)
 
 
 def redrive(
@@ -171,6 +176,7 @@ def redrive(
         typer.Argument(metavar="TARGET", help="Otherwise the queues that they came from."),
     ] = None,
     *,
+    as_json: JsonFlag = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -181,13 +187,16 @@ def redrive(
     has the dead-letter queue.
     """
     with connect(servers, zookeeper, path_prefix) as client:
-        _report(queue, "moved", client.redrive(queue, target))
+        _report(queue, "moved", client.redrive(queue, target), as_json=as_json)
 
 
-def _report(queue: str, done: str, results: Mapping[str, Moved]) -> None:
+def _report(queue: str, done: str, results: Mapping[str, Moved], *, as_json: bool) -> None:
     if not results:
         raise no_queue(queue)
-    print(f"{sum(moved.count for moved in results.values())} items {done}")
+    if as_json:
+        print(json.dumps({server: asdict(one) for server, one in results.items()}, indent=2))
+    else:
+        print(f"{sum(moved.count for moved in results.values())} items {done}")
     stopped = [f"{server}: {one.stopped}" for server, one in results.items() if one.stopped]
     if stopped:
         raise KestrelError("; ".join(stopped))

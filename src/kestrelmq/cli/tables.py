@@ -85,7 +85,7 @@ def _stats_of(client: Client, queue: str | None) -> dict[str, dict[str, int | st
     if queue is not None:
         return {one.server: dict(one.values) for one in client.queues(queue)}
     return {
-        server: {name: _number(value) for name, value in values.items()}
+        server: {name: as_number(value) for name, value in values.items()}
         for server, values in client.stats().items()
     }
 
@@ -205,5 +205,6 @@ def _is_number(text: str) -> bool:
     return str(number(text)) == text
 
 
-def _number(text: str) -> int | str:
+def as_number(text: str) -> int | str:
+    """Return what a server sends as a statistic: a number, unless it is text."""
     return number(text) if _is_number(text) else text

@@ -1,10 +1,11 @@
 """`kestrelmq top`: a live view of servers and their busiest queues."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 import typer
@@ -20,6 +21,7 @@ from kestrelmq.cli.servers import (
     client_options,
     membership,
 )
+from kestrelmq.cli.tables import as_number
 from kestrelmq.cli.terminal import ellipsis, keys_at_once, printable, standard_output
 from kestrelmq.cli.values import duration
 from kestrelmq.client import Client, ClientOptions, QueueStats
@@ -44,6 +46,9 @@ class ServerSample:
     def number(self, stat: str) -> int:
         """Return one of the server's statistics; 0 if it has none of that name."""
         return number(self.values.get(stat, ""))
+
+
+Samples = Mapping[Address, ServerSample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ def top(
         bool, typer.Option("--once", help="Print once, after one interval, and exit.")
     ] = False,
     lines: Annotated[int, typer.Option(min=1, help="How many queues to show.")] = 40,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each view as a line of JSON.")
+    ] = False,
     servers: ServersFlag = None,
     zookeeper: ZookeeperFlag = None,
     path_prefix: PathPrefixFlag = None,
@@ -91,14 +99,18 @@ def top(
     each view is printed behind the one before. Exit status 1 with --once: no server could be
     reached.
     """  # noqa: D301 # \b is for the help
+
+    def view_of(before: Samples, after: Samples) -> RenderableType:
+        return _json(before, after, lines) if as_json else _view(before, after, lines)
+
     watched = membership(servers, zookeeper, path_prefix)
     options = client_options(_TIMEOUTS, servers)
     try:
-        is_terminal = standard_output().isatty()
+        is_terminal = standard_output().isatty() and not as_json
         with (
             keys_at_once(also=is_terminal) as pressed,
             closing(
-                _views(watched, lambda: _waited(interval or 0.1, pressed), lines, options)
+                _views(watched, lambda: _waited(interval or 0.1, pressed), view_of, options)
             ) as views,
         ):
             if is_terminal and not once:
@@ -108,7 +120,7 @@ def top(
                 return
             console = Console(width=None if is_terminal else _WIDE)
             for view, reached in views:
-                console.print(view)
+                print(view) if isinstance(view, str) else console.print(view)
                 standard_output().flush()
                 if once:
                     raise typer.Exit(0 if reached else 1)
@@ -178,7 +190,10 @@ def _added_and_read(before: QueueStats, after: QueueStats) -> tuple[int, int]:
 
 
 def _views(
-    watched: Membership, wait: Callable[[], bool], lines: int, options: ClientOptions
+    watched: Membership,
+    wait: Callable[[], bool],
+    view_of: Callable[[Samples, Samples], RenderableType],
+    options: ClientOptions,
 ) -> Generator[tuple[RenderableType, bool], None, None]:
     """Take a sample after each wait; yield the view of it, and whether any server was reached.
 
@@ -190,7 +205,7 @@ def _views(
     try:
         while wait():
             after = _take_samples(watched, clients, options)
-            yield _view(before, after, lines), any(not s.problem for s in after.values())
+            yield view_of(before, after), any(not s.problem for s in after.values())
             before = after
     finally:
         for client in clients.values():
@@ -217,9 +232,19 @@ def _take_sample(client: Client, server: str) -> ServerSample:
     return ServerSample(time.monotonic(), values, {queue.name: queue for queue in queues})
 
 
-def _view(
-    before: Mapping[Address, ServerSample], after: Mapping[Address, ServerSample], most: int
-) -> RenderableType:
+def _json(before: Samples, after: Samples, most: int) -> str:
+    """Return the servers and the busiest queues; a server that is down has a `problem`."""
+    servers = {
+        str(address): {"problem": sample.problem}
+        if sample.problem
+        else {name: as_number(value) for name, value in sample.values.items()}
+        for address, sample in after.items()
+    }
+    queues = [asdict(line) for line in queue_lines(before, after)[:most]]
+    return json.dumps({"servers": servers, "queues": queues})
+
+
+def _view(before: Samples, after: Samples, most: int) -> RenderableType:
     servers = _table("server", "up", "connections", "items", "bytes", "set/s", "get/s")
     for address, sample in after.items():
         if sample.problem:
