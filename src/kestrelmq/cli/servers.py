@@ -32,6 +32,7 @@ SERVERS_VARIABLE: Final = "KESTRELMQ_SERVERS"
 USER_VARIABLE: Final = "KESTRELMQ_USER"
 PASSWORD_VARIABLE: Final = "KESTRELMQ_PASSWORD_FILE"  # noqa: S105 # of a variable
 _PANEL: Final = "Which servers"
+_COMPLETION: Final = ClientOptions(connect_timeout=0.5, operation_timeout=2.0, restart_patience=0)
 
 ServersFlag = Annotated[
     str | None,
@@ -119,7 +120,25 @@ TlsKeyFlag = Annotated[
 YesFlag = Annotated[
     bool, typer.Option("--yes", "-y", help="Do not ask first, as is done on a terminal.")
 ]
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+
+
+def complete_queue(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the queues of the servers that begin with `incomplete`, for a shell; none if unknown.
+
+    A user and TLS are those of the variables and the address: the other flags are not parsed yet.
+    """
+    servers = context.params.get("servers")
+    try:
+        with connect(servers, None, None, _COMPLETION) as client:
+            return [one.name for one in client.queues() if one.name.startswith(incomplete)]
+    except (KestrelError, typer.BadParameter):
+        return []
+
+
+QueueArgument = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=complete_queue),
+]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pytest
 
 from kestrelmq.cli.main import main
 from kestrelmq.config import ServerConfig, config_from_toml, effective_settings
-from kestrelmq.version import VERSION
+from kestrelmq.version import BUILD, VERSION
 
 FULL = """
 listen_address = "0.0.0.0"
@@ -174,7 +174,7 @@ def test_the_version_is_printed_without_loading_a_command() -> None:
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ
     ).stdout.splitlines()
-    assert found[0] == f"kestrelmq {VERSION}"
+    assert found[0] == f"kestrelmq {VERSION} ({BUILD})"
     assert {"typer", "pydantic", "kestrelmq.cli.config"}.isdisjoint(found[1].split())
 
 
