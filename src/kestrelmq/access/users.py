@@ -34,6 +34,9 @@ class User:
             None if there is none.
         uid: the user of the system that is this one on a Unix socket; None for none.
         certificate_name: the name in the client certificate of this user; None for none.
+        rate_limit: how many requests a second are served; None for any number. Each must be
+            counted, so a user with a limit has no `readable` and `writable`.
+        counted_until: when all requests so far are forgotten (monotonic seconds).
         accepted: what `Users.digest` returned for the password that was right last.
         readable, writable: queues that may be read, and added to, by name: those asked for so far.
             `QueueCollection.views` has them, so that none outlives its queue.
@@ -46,6 +49,8 @@ class User:
     secret: PasswordHash | bytes | None = field(default=None, repr=False)
     uid: int | None = None
     certificate_name: str | None = None
+    rate_limit: int | None = None
+    counted_until: float = 0.0
     accepted: bytes = field(default=b"", repr=False)
     readable: dict[str, Queue] = field(default_factory=dict, repr=False)
     writable: dict[str, Queue] = field(default_factory=dict, repr=False)
@@ -66,12 +71,23 @@ class User:
         """Whether a password with this digest was right before."""
         return bool(self.accepted) and hmac.compare_digest(self.accepted, digest)
 
+    def count_request(self, now: float) -> bool:
+        """Count a request at `now` (monotonic seconds); return False if it exceeds the limit."""
+        if self.rate_limit is None:
+            return True
+        share, begin = 1 / self.rate_limit, max(self.counted_until, now)
+        if begin + share > now + 1 + share / 4:  # sums of shares are not exact
+            return False
+        self.counted_until = begin + share
+        return True
+
     def change_to(self, other: "User") -> None:
         """Take over the rights and the password of `other`; they count from the next request on."""
         if self.secret != other.secret:
             self.secret, self.accepted = other.secret, other.accepted
         self.is_admin, self.read, self.write = other.is_admin, other.read, other.write
         self.uid, self.certificate_name = other.uid, other.certificate_name
+        self.rate_limit = other.rate_limit
         self.readable.clear()
         self.writable.clear()
 
@@ -176,6 +192,7 @@ class Users:
         elif text:
             user.secret = user.accepted = self.digest(name, text)
         user.certificate_name = settings.certificate_name
+        user.rate_limit = settings.rate_limit
         if settings.unix_user is not None:
             user.uid = _uid(name, settings.unix_user)
         return user

@@ -27,7 +27,7 @@ from kestrelmq.errors import (
     TagRefused,
 )
 from kestrelmq.server.browsing import TooManySearches
-from kestrelmq.server.context import ClientForbidden, Forbidden, NotSignedIn
+from kestrelmq.server.context import ClientForbidden, Forbidden, NotSignedIn, TooManyRequests
 from kestrelmq.server.loop.threads import NoThread
 from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
@@ -71,6 +71,7 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (TagRefused, 409, "tag_refused"),
     (NoDeadLetterQueue, 409, "no_dead_letter_queue"),
     (NotSignedIn, 401, "sign_in_needed"),
+    (TooManyRequests, 429, "too_many_requests"),
     (ClientForbidden, 403, "client_not_allowed"),
     (WrongPassword, 401, "authentication_failure"),
     (SignInLater, 429, "too_many_failures"),
@@ -122,6 +123,8 @@ def translated(error: KestrelError) -> ApiError:
 def _headers(error: KestrelError) -> dict[str, str] | None:
     if isinstance(error, SignInLater):
         return {"Retry-After": str(math.ceil(error.seconds))}
+    if isinstance(error, TooManyRequests):
+        return {"Retry-After": "1"}
     if isinstance(error, NotSignedIn | WrongPassword):
         return {"WWW-Authenticate": CHALLENGE}
     return None

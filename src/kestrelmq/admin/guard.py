@@ -87,7 +87,10 @@ class Guard:
             self._check_token(request, action)
         if request.match_info.http_exception is not None:
             return
-        self._check_right(request, getattr(handler, RIGHT, Right.ADMIN), user)
+        right = getattr(handler, RIGHT, Right.ADMIN)
+        if user is not None and right is not Right.ANYONE:
+            self._context.count_request(user)
+        self._check_right(request, right, user)
         if not changes:
             return
         peer = address_of(request)

@@ -97,13 +97,9 @@ def _responses(operation: ApiOperation, schemas: dict[str, Any]) -> dict[str, An
             responses[str(status)]["content"] = _json(operation.answer, schemas)
         if operation.sends_lines:
             responses[str(status)]["content"] = {LINES: _TEXT}
-    failures = {400, *operation.failures}
-    if operation.changes or operation.secret:
-        failures |= {401, 403, 429}
+    failures = {400, 401, 403, 429, *operation.failures}
     if operation.body is not None:
         failures |= {408, 413, 415, 503}
-    if not operation.changes:
-        failures |= {403}
     for status in sorted(failures):
         responses[str(status)] = {
             "description": "Refused; the body says why.",

@@ -241,6 +241,9 @@ class UserConfig(_Settings):
     admin: Flag = False
     """Whether everything is allowed: reading and adding to every queue, flushing, deleting and
     pausing queues, and acting on the server."""
+    rate_limit: PositiveLimit = None
+    """Most requests a second, of all connections of the user together; a further one is refused.
+    After a pause, those of a second may come at once."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -54,6 +54,7 @@ class Counters:
         self.failed_sign_ins = 0
         self.forbidden_requests = 0
         self.failed_handshakes = 0
+        self.rate_limited_requests = 0
         self.refused_connections = 0
         self.total_connections = 0
 

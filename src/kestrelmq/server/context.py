@@ -54,6 +54,10 @@ class NotSignedIn(ClientForbidden):
     """There are users, and the client is none of them yet."""
 
 
+class TooManyRequests(ClientForbidden):
+    """The user has made as many requests lately as `rate_limit` allows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemTimes:
     """The times of items that are added, in milliseconds since the epoch.
@@ -245,6 +249,25 @@ class ServerContext:
                 connection.closing |= connection.failed_sign_ins >= MOST_SIGN_INS
             raise
 
+    def check_request(self, user: User | None, request: object) -> None:
+        """Count a request of a client, and check that the client may make it.
+
+        Raises:
+            ClientForbidden: it may not, or there were too many.
+        """
+        if user is not None and RIGHTS[type(request)][0][0] is not Right.ANYONE:
+            self.count_request(user)
+        self.check_rights(user, request)
+
+    def count_request(self, user: User) -> None:
+        """Count a request of a user. Raises TooManyRequests."""
+        if user.count_request(time.monotonic()):
+            return
+        self.counters.rate_limited_requests += 1
+        what = f"make more than {user.rate_limit} requests a second"
+        self.actions.log_forbidden(user, what, "rate_limit")
+        raise TooManyRequests(f"user {user.name} may not {what} (rate_limit); try again")
+
     def check_rights(self, user: User | None, request: object) -> None:
         """Check that a client may make a request, by the table in `protocol/rights.py`.
 
@@ -296,7 +319,7 @@ class ServerContext:
                 if existing is not None:
                     existing.refusals.count("forbidden")
                 raise self._forbidden(user, f"{'add to' if write else 'read'} {name}")
-            if existing is not None and user is not None:
+            if existing is not None and user is not None and user.rate_limit is None:
                 view = user.writable if write else user.readable
                 view[name] = existing
 

@@ -93,9 +93,9 @@ class ServerActionGuard:
             who = "an unknown user" if name is None else f"user {name}"
             log.warning("sign-in of %s failed: %s (%s)", who, peer, protocol, extra=fields)
 
-    def log_forbidden(self, user: User, what: str) -> None:
-        """Log that a user may not do what was asked for: now and then for each user."""
-        count = self._refusals.count((user.name, "forbidden"))
+    def log_forbidden(self, user: User, what: str, kind: str = "forbidden") -> None:
+        """Log that a user may not do what was asked for: now and then for each user and kind."""
+        count = self._refusals.count((user.name, kind))
         if count:
             fields = {"user": user.name, "count": count}
             text = "user %s may not %s; %d such refusals since the last message"

@@ -168,3 +168,24 @@ def test_the_reasons_for_a_right_are_told() -> None:
         'write work: yes, write = "work"',
         "write other: no, no pattern in write matches it",
     ]
+
+
+def test_a_limit_of_requests() -> None:
+    """Those of a second at once after a pause, and then as many as come free; not kept by name."""
+    users = users_of(users_config(alice="rate_limit = 10", bob=""))
+    alice, bob = users.get("alice"), users.get("bob")
+    assert alice is not None
+    assert bob is not None
+    for begin in (100.0, 1000.3):
+        assert [alice.count_request(begin) for _ in range(12)] == [True] * 10 + [False] * 2
+        assert [alice.count_request(begin + 0.25) for _ in range(4)] == [True] * 2 + [False] * 2
+    assert all(bob.count_request(100.0) for _ in range(1000))
+    users.put_in_force(users.load(config_from_toml(users_config(alice=""), "test")))
+    assert all(alice.count_request(1000.3) for _ in range(1000))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 49, 1000])
+def test_every_limit_is_exact(limit: int) -> None:
+    """Whatever its fractions of a second are."""
+    user = User("a", rate_limit=limit)
+    assert [user.count_request(5e5) for _ in range(limit + 1)] == [True] * limit + [False]

@@ -335,7 +335,7 @@ class MemcacheSession(LineSession):
         reply = NOT_STORED
         try:
             self._context.check_writable()
-            self._context.check_rights(self._connection.user, request)
+            self._context.check_request(self._connection.user, request)
             self._context.collection.count_too_large(request.queue)
         except Forbidden as error:
             refuse(self._connection, error, noreply=request.noreply)
@@ -366,7 +366,9 @@ class MemcacheSession(LineSession):
         request = large.request
         queue = self._writable.get(request.plain)
         is_marked = request.mark is not None
-        if queue is None and not self._is_allowed(request, noreply=request.noreply):
+        if queue is None and not self._is_allowed(
+            request, noreply=request.noreply, is_counted=True
+        ):
             return
         if queue is None and request.plain and not is_marked and self._status.all_allowed:
             # If this fails, the put that follows is refused for the same reason.
@@ -460,17 +462,20 @@ class MemcacheSession(LineSession):
         if self._is_allowed(request):
             MemcacheGet(self._connection, self._context, self._reads, request).proceed()
 
-    def _refusal(self, request: Request) -> bytes | None:
+    def _refusal(self, request: Request, *, is_counted: bool = False) -> bytes | None:
         """Return the reply to a request that the client may not make; None if it may."""
+        check = self._context.check_rights if is_counted else self._context.check_request
         try:
-            self._context.check_rights(self._connection.user, request)
+            check(self._connection.user, request)
         except ClientForbidden as error:
             return error_reply(error)
         return None
 
-    def _is_allowed(self, request: Request, *, noreply: bool = False) -> bool:
+    def _is_allowed(
+        self, request: Request, *, noreply: bool = False, is_counted: bool = False
+    ) -> bool:
         """Whether the client may make a request; if not, send why."""
-        refusal = self._refusal(request)
+        refusal = self._refusal(request, is_counted=is_counted)
         if refusal is not None and not noreply:
             self._connection.push(refusal)
         return refusal is None

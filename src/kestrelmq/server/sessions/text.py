@@ -109,7 +109,7 @@ class TextSession(LineSession):
         self._connection.closing = True
 
     def _serve(self, command: Command) -> None:
-        self._context.check_rights(self._connection.user, command)
+        self._context.check_request(self._connection.user, command)
         match command:
             case SignIn(user, password):
                 self._answer_later(self._context.sign_in(self._connection, user, password))

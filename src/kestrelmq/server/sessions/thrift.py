@@ -345,7 +345,7 @@ class ThriftSession(Session):
     def _apply(  # noqa: C901 # one case a request
         self, header: MessageHeader, request: Request | RefusedRequest
     ) -> None:
-        self.context.check_rights(self.connection.user, request)
+        self.context.check_request(self.connection.user, request)
         match request:
             case Get():
                 ThriftGet(self, header, request).begin()
