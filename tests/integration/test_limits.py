@@ -1,6 +1,7 @@
 """Limits: whoever comes beyond one is refused with an error; those who are served go on."""
 
 import contextlib
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ REFUSALS = {
     "memcache": b"SERVER_ERROR too many connections (max_connections is 3)\r\n",
     "text": b"-too many connections (max_connections is 3)\n",
     "thrift": b"",
+    "admin": b"HTTP/1.1 503 Service Unavailable\r\n",
 }
 
 
@@ -30,12 +32,20 @@ def connected(server: ServerProcess, count: int) -> Iterator[list[Wire]]:
 
 
 def refused(server: ServerProcess) -> int:
-    """Return how many clients were refused."""
+    """Return how many clients were refused, this one excepted, once there is room for it."""
     url = f"http://127.0.0.1:{server.ports['admin']}/metrics"
-    with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
-        lines = reply.read().decode().splitlines()
+    own = 0
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
+                lines = reply.read().decode().splitlines()
+            break
+        except urllib.error.HTTPError as error:
+            with error:
+                own += 1
     name = "kestrelmq_refused_connections_total "
-    return next(int(float(line.removeprefix(name))) for line in lines if line.startswith(name))
+    found = next(int(float(line.removeprefix(name))) for line in lines if line.startswith(name))
+    return found - own
 
 
 @pytest.mark.parametrize("listener", REFUSALS)
@@ -45,7 +55,10 @@ def test_connections(tmp_path: Path, listener: str) -> None:
         with connected(server, 3) as wires:
             for _ in range(5):
                 with Wire(server, listener) as late:
-                    late.expect_close(REFUSALS[listener])
+                    late.expect(REFUSALS[listener])
+                    if listener == "admin":
+                        late.until(b'too many connections (max_connections is 3); try again"}}')
+                    late.expect_close()
             for wire in wires:
                 wire.ask(b"get work\r\n", b"END\r\n")
         assert refused(server) == 5
@@ -80,6 +93,33 @@ def test_connections_of_an_address(tmp_path: Path) -> None:
         wires[0].ask(b"get work\r\n", b"END\r\n")
         wires[0].close()
         until(lambda: is_served(server))
+
+
+def test_http_connections_count(tmp_path: Path) -> None:
+    """Beside those of the queues; an idle one makes room for a new one, one at work does not."""
+    ask = b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running_server(tmp_path, config="max_connections = 3\n") as server:
+        with connected(server, 1), Wire(server, "admin") as watcher, Wire(server, "admin") as idle:
+            watcher.ask(ask, b"HTTP/1.1 200 OK\r\n")
+            idle.ask(ping, b"HTTP/1.1 200 OK\r\n")
+            assert refused_at_once(server)
+            with Wire(server, "admin") as new:
+                new.ask(ping, b"HTTP/1.1 200 OK\r\n")
+                while idle.socket.recv(4096):
+                    pass
+                assert refused_at_once(server)
+        until(lambda: not refused_at_once(server))
+    config = "max_connections_per_address = 2\n"
+    with running_server(tmp_path, config=config) as server, connected(server, 1) as wires:
+        with Wire(server, "admin") as idle:
+            idle.ask(ping, b"HTTP/1.1 200 OK\r\n")
+            with Wire(server, "admin") as late:
+                late.expect(REFUSALS["admin"])
+                late.until(b"too many connections from there")
+            idle.until(b"pong")
+            idle.ask_until(ping, b"HTTP/1.1 200 OK\r\n")
+        wires[0].ask(b"get work\r\n", b"END\r\n")
 
 
 def test_handshakes_count(tmp_path: Path) -> None:

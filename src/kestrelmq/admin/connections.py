@@ -1,9 +1,11 @@
 """The connections of the admin listener: limits on their number and on idle time.
 
 The listener uses only a small part of the process's file descriptors. However many clients connect
-to it, the server can still accept clients of the queues. When the limit is reached, a new
-connection replaces one on which no request is being served: the oldest connection of the peer that
-has the most. A peer that opens many connections therefore loses its own, and others are served.
+to it, the server can still accept clients of the queues. When that limit is reached, or
+`max_connections` for the clients of all listeners, a new connection replaces one of this listener
+on which no request is being served: the oldest connection of the peer that has the most. A peer
+that opens many connections therefore loses its own, and others are served. If there is none to
+replace, the new one is refused with 503.
 
 A connection on which no request is being served is closed when, for `IDLE_TIMEOUT` seconds, no
 whole request has arrived and the client has read nothing more of a reply. This covers a keep-alive
@@ -24,10 +26,12 @@ from typing import Any, Final, TypeVar
 from aiohttp import StreamReader, web
 from aiohttp.web_request import BaseRequest
 
-from kestrelmq.admin.errors import ApiError, Handler, error_reply
+from kestrelmq.admin.errors import ApiError, Handler, busy, error_reply
 from kestrelmq.admin.headers import SECURITY_HEADERS
 from kestrelmq.server import sockets
-from kestrelmq.server.sockets import is_unix
+from kestrelmq.server.admission import Admission
+from kestrelmq.server.logs import LogThrottle
+from kestrelmq.server.sockets import is_unix, peer_name
 from kestrelmq.server.tls import HANDSHAKE_TIME
 
 IDLE_TIMEOUT = 30.0
@@ -91,6 +95,7 @@ class HttpConnection(web.RequestHandler):
     """The connection of one client.
 
     Attributes:
+        address: the client's address.
         peer: the peer that the client counts as (see `peer_of`).
         serving: whether a request is being served.
         since: time of the last progress (loop time): a request finished, or the client read more.
@@ -104,6 +109,7 @@ class HttpConnection(web.RequestHandler):
         "_last_body",
         "_lower",
         "_next_arrived",
+        "address",
         "peer",
         "serving",
         "since",
@@ -124,30 +130,35 @@ class HttpConnection(web.RequestHandler):
         self._input_ended = False
         self._last_body: StreamReader | None = None
         self._lower: asyncio.BaseTransport | None = None
-        self.peer = ""
+        self.address = self.peer = ""
         self.serving = False
         self.since = 0.0
         self.unsent = 0
         self._end_wait: Callable[[], object] | None = None
         self._next_arrived: Callable[[], None] | None = None
 
-    def take_place(self, transport: asyncio.BaseTransport) -> bool:
+    def take_place(self, transport: asyncio.BaseTransport, *, is_plain: bool) -> bool:
         """Return whether there is a place for the connection; close it if there is none.
 
-        `transport` is the connection itself, below TLS.
+        `transport` is the connection itself, below TLS; without TLS the client is told why.
         """
         self._lower = transport
-        self.peer = peer_of(transport.get_extra_info("peername"))
+        peername = transport.get_extra_info("peername")
+        self.address = peer_name(transport.get_extra_info("socket"), peername)
+        self.peer = peer_of(peername)
         self.since = self._connections.now()
-        if not self._connections.admit(self):
-            self.abort()
+        refusal = self._connections.admit(self)
+        if refusal is not None:
+            if is_plain and isinstance(transport, asyncio.Transport):
+                transport.write(_refusal(refusal))
+            transport.close()
             return False
         _limit_silence(transport.get_extra_info("socket"))
         return True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to serve the connection, or close it if there is no place for it."""
-        if self._lower is not None or self.take_place(transport):
+        if self._lower is not None or self.take_place(transport, is_plain=True):
             super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -298,7 +309,7 @@ class TlsBeforeHttp(SSLProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake, or close the connection if there is no place for it."""
-        if self._connection.take_place(transport):
+        if self._connection.take_place(transport, is_plain=False):
             super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -314,9 +325,12 @@ class Connections:
         most: the most at the same time.
     """
 
-    __slots__ = ("_loop", "_open", "most")
+    __slots__ = ("_admission", "_loop", "_open", "_throttle", "most")
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
+        """`admission` counts the clients of all listeners."""
+        self._admission = admission
+        self._throttle = LogThrottle()
         self._loop = asyncio.get_running_loop()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # `RLIM_INFINITY` is negative in Python.
@@ -330,9 +344,9 @@ class Connections:
         """Return the loop's time."""
         return self._loop.time()
 
-    def admit(self, connection: HttpConnection) -> bool:
-        """Add `connection`, in place of another if necessary; return False if it is refused."""
-        if len(self._open) >= self.most:
+    def admit(self, connection: HttpConnection) -> str | None:
+        """Add `connection`, in place of another if necessary; return why it is refused, or None."""
+        if len(self._open) >= self.most or self._admission.is_full:
             loser = displaced(
                 connection.peer,
                 self._open,
@@ -340,11 +354,16 @@ class Connections:
                 lambda one: not one.serving,
                 own=True,
             )
-            if loser is None:
-                return False
-            loser.abort()
-        self._open[connection] = None
-        return True
+            if loser is not None:
+                loser.abort()
+        refusal: str | None = f"{self.most} HTTP requests are being served"
+        if len(self._open) < self.most:
+            refusal = self._admission.admit(connection.address)
+        if refusal is None:
+            self._open[connection] = None
+        elif self._throttle.count("refused"):
+            log.warning("admin: %s refused: %s", connection.address, refusal)
+        return refusal
 
     def end_waits(self) -> None:
         """End what requests wait for: the service ends."""
@@ -353,7 +372,9 @@ class Connections:
 
     def discard(self, connection: HttpConnection) -> None:
         """Remove `connection` if it is there."""
-        self._open.pop(connection, None)
+        if connection in self._open:
+            del self._open[connection]
+            self._admission.leave(connection.address)
 
     async def watch(self) -> None:
         """Close connections that are idle for too long, until cancelled."""
@@ -384,6 +405,16 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
         connection.serving = False
         connection.since = asyncio.get_running_loop().time()
         connection.request_served()
+
+
+def _refusal(reason: str) -> bytes:
+    """Return the reply to a connection for which there is no place."""
+    reply = error_reply(busy("too_many_connections", reason))
+    reply.headers.update(SECURITY_HEADERS)
+    reply.headers["Connection"] = "close"
+    reply.headers["Content-Length"] = str(len(reply.text or ""))
+    head = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())
+    return f"HTTP/1.1 {reply.status} {reply.reason}\r\n{head}\r\n{reply.text}".encode()
 
 
 def _gone() -> ConnectionError:

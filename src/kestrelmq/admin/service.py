@@ -60,7 +60,7 @@ class AdminService:
         if not wanted:
             return ()
         sampler = Sampler(context)
-        self._connections = connections = Connections()
+        self._connections = connections = Connections(context.admission)
         # They may wait, and must leave connections for others.
         reserves = LongRequests(
             connections.most // 2, "requests to reserve items", "too_many_reserves"

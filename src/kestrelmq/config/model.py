@@ -305,8 +305,9 @@ class ServerConfig(_Settings):
     """A connection that is silent for this long, and at most a quarter longer, is closed. A client
     that waits for an item is not silent; one that does not read its replies is."""
     max_connections: PositiveLimit = None
-    """Most clients of the memcache, text and thrift listeners at a time; a further one is refused.
-    The admin service has its own limit."""
+    """Most clients of all listeners at a time, those of the admin service, too; a further one is
+    refused. One over HTTP takes the place of another over HTTP that has no request, if there is
+    one."""
     max_connections_per_address: PositiveLimit = None
     """The same for the clients of one address; an IPv6 network of 64 bits counts as one address,
     and Unix sockets do not count."""

@@ -10,14 +10,20 @@ from kestrelmq.server.sockets import UNIX, peer_of
 class Admission:
     """Counts the clients of all listeners, those whose handshakes are not finished, too."""
 
-    __slots__ = ("_by_peer", "_counters", "_most", "_most_per_peer")
+    __slots__ = ("_by_peer", "_count", "_counters", "_most", "_most_per_peer")
 
     def __init__(self, config: ServerConfig, counters: Counters) -> None:
-        """Count in `counters`; the settings say how many clients there may be."""
+        """Count refusals in `counters`; the settings say how many clients there may be."""
         self._most = config.max_connections
         self._most_per_peer = config.max_connections_per_address
         self._counters = counters
+        self._count = 0
         self._by_peer: Counter[str] = Counter()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there may be no further client, wherever it comes from."""
+        return self._most is not None and self._count >= self._most
 
     def admit(self, peer: str) -> str | None:
         """Count a client that has connected; return why it is refused instead, or None.
@@ -25,23 +31,22 @@ class Admission:
         Args:
             peer: its address, as `peer_name` returns it.
         """
-        counters = self._counters
-        if self._most is not None and counters.curr_connections >= self._most:
-            counters.refused_connections += 1
+        if self.is_full:
+            self._counters.refused_connections += 1
             return f"too many connections (max_connections is {self._most})"
         most = self._most_per_peer
         if most is not None:
             host = _peer_of(peer)
             if host != UNIX and self._by_peer[host] >= most:
-                counters.refused_connections += 1
+                self._counters.refused_connections += 1
                 return f"too many connections from there (max_connections_per_address is {most})"
             self._by_peer[host] += 1
-        counters.curr_connections += 1
+        self._count += 1
         return None
 
     def leave(self, peer: str) -> None:
         """Take note that a client that was admitted is gone."""
-        self._counters.curr_connections -= 1
+        self._count -= 1
         if self._most_per_peer is not None:
             host = _peer_of(peer)
             self._by_peer[host] -= 1

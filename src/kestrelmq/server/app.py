@@ -28,7 +28,6 @@ from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.queues.counters import Counters
 from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.server.admission import Admission
 from kestrelmq.server.advertise import advertised_host, member_data
 from kestrelmq.server.certificates import Certificates, load_context
 from kestrelmq.server.clients import close_removed, close_silent, close_unsigned
@@ -138,7 +137,6 @@ class Server:
         self._password_worker: Worker = InlineWorker()
         self._listeners: list[Listener] = []
         self._connections: dict[int, Connection] = {}
-        self._admission = Admission(config, self._counters)
         self._certificates = Certificates()
         self._handshakes = Handshakes()
         self._ports: dict[str, int] = {}
@@ -321,16 +319,22 @@ class Server:
         )
         for protocol, new_session in sessions:
             for endpoint in endpoints(self._config, protocol):
-                self._listen(protocol, endpoint, new_session)
+                self._listen(context, protocol, endpoint, new_session)
 
-    def _listen(self, protocol: str, endpoint: Endpoint, new_session: SessionFactory) -> None:
+    def _listen(
+        self,
+        context: ServerContext,
+        protocol: str,
+        endpoint: Endpoint,
+        new_session: SessionFactory,
+    ) -> None:
         listener = Listener(
             protocol,
             self._turns,
             self._counters,
             self._connections,
             new_session,
-            self._admission,
+            context.admission,
             self._certificates,
             self._handshakes,
             users=self._users,

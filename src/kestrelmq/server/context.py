@@ -21,6 +21,7 @@ from kestrelmq.queues.counters import LARGE_ITEM, Counters
 from kestrelmq.queues.metrics import Latencies
 from kestrelmq.queues.stats import ServerNumbers, server_stats
 from kestrelmq.scheduling.worker import InlineWorker, Worker
+from kestrelmq.server.admission import Admission
 from kestrelmq.server.browsing import Browser
 from kestrelmq.server.certificates import Certificates
 from kestrelmq.server.connection import Connection, PendingRequest
@@ -87,6 +88,7 @@ class ServerContext:
             restart. Raises ConfigError.
         shutdown: begins to stop the server.
         connections: the open connections of clients, by their ids.
+        admission: counts the clients of all listeners.
         certificates: what the listeners that speak TLS need for it.
         waiting: the requests that wait for an item, and perhaps some that have waited.
         browser: shows items that stay in their queues.
@@ -109,6 +111,7 @@ class ServerContext:
     shutdown: Callable[[], None]
     connections: dict[int, Connection] = field(default_factory=dict)
     certificates: Certificates = field(default_factory=Certificates)
+    admission: Admission = field(init=False)
     waiting: dict[PendingRequest, None] = field(default_factory=dict)
     browser: Browser = field(default_factory=Browser)
     actions: ServerActionGuard = field(init=False)
@@ -119,6 +122,7 @@ class ServerContext:
     sign_ins: SignIns = field(init=False)
 
     def __post_init__(self) -> None:
+        self.admission = Admission(self.config, self.counters)
         self.actions = ServerActionGuard(self.config)
         self.sign_ins = SignIns(self.users, self.password_worker)
         buffered = self.counters.buffered

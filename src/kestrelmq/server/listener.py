@@ -156,7 +156,9 @@ class Listener:
         refusal = self._admission.admit(peer)
         if refusal is not None:
             self._refuse(client, peer, refusal, is_plain=context is None)
-        elif context is None:
+            return
+        self._counters.curr_connections += 1
+        if context is None:
             self._start_connection(client, peer, self._users.first(peer_uid(client)))
         else:
             buffered = self._counters.buffered
@@ -187,7 +189,7 @@ class Listener:
             if transport.has_input:
                 connection.on_input()
             return
-        self._admission.leave(handshake.peer)
+        self._left(handshake.peer)
         self._counters.failed_handshakes += 1
         if self._throttle.count(peer_of(handshake.peer.rpartition(":")[0])):
             reason = getattr(error, "reason", None) or error
@@ -211,10 +213,14 @@ class Listener:
 
     def _connection_closed(self, connection: Connection) -> None:
         del self._connections[connection.id]
-        self._admission.leave(connection.peer)
+        self._left(connection.peer)
         if self._trace:
             fields = connection.log_fields
             log.info("%s: %s disconnected", self.protocol, connection.peer, extra=fields)
+
+    def _left(self, peer: str) -> None:
+        self._admission.leave(peer)
+        self._counters.curr_connections -= 1
 
     def stop_accepting(self) -> None:
         """Close the listening socket; the connections stay open."""

@@ -10,6 +10,9 @@ import pytest
 from aiohttp import web
 
 from kestrelmq.admin.connections import Connections, HttpConnection
+from kestrelmq.config import ServerConfig
+from kestrelmq.queues.counters import Counters
+from kestrelmq.server.admission import Admission
 from tests.support.patience import PATIENCE
 
 BYTES = 50_000
@@ -30,7 +33,7 @@ async def asked(path: Path, handle: Handler) -> AsyncIterator[socket.socket]:
         await handle(request.protocol, request)
         return web.Response()
 
-    server, connections = web.Server(serve), Connections()
+    server, connections = web.Server(serve), Connections(Admission(ServerConfig(), Counters()))
     listening = await asyncio.get_running_loop().create_unix_server(
         lambda: HttpConnection(connections, server), path / "admin.sock"
     )
