@@ -56,6 +56,10 @@ class QueueUnavailable(KestrelError):  # noqa: N818
     """The queue cannot be used: it was closed, is damaged, or its items cannot be read."""
 
 
+class ReadersChanged(QueueUnavailable):
+    """Who may read the queue has changed while a reader waited for an item."""
+
+
 class ReservedMemoryFull(QueueUnavailable):
     """The reserved items of the queue take all the memory they may, so no more are reserved."""
 

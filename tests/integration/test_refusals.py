@@ -129,7 +129,7 @@ def test_a_client_that_waits_loses_its_right(tmp_path: Path) -> None:
         (tmp_path / "kestrelmq.toml").write_text(CONFIG)
         memcache.ask(b"reload\r\n", b"Reloaded config.\r\n")
         assert stats(memcache, "closed")["waiters"] == "0"
-        waiting.expect(b"SERVER_ERROR who may read closed has changed\r\n")
+        waiting.expect(b"CLIENT_ERROR who may read closed has changed\r\n")
         text.expect(b"-who may read closed has changed\n")
         assert refused(server, "closed") == {"forbidden": 2}
 

@@ -24,6 +24,7 @@ from kestrelmq.errors import (
     PatternRefused,
     PlaceRefused,
     QueueUnavailable,
+    ReadersChanged,
     TagRefused,
 )
 from kestrelmq.server.browsing import TooManySearches
@@ -77,6 +78,7 @@ _CODES: Final[tuple[tuple[type[KestrelError], int, str], ...]] = (
     (SignInLater, 429, "too_many_failures"),
     (Forbidden, 503, "refused_by_status"),
     (TooManySearches, 503, "too_many_searches"),
+    (ReadersChanged, 403, "client_not_allowed"),
     (QueueUnavailable, 503, "queue_unavailable"),
     (JournalError, 503, "journal_error"),
     (StatusNotSaved, 503, "status_not_saved"),

@@ -26,7 +26,13 @@ from kestrelmq.clock import Clock, Pause
 from kestrelmq.config import QueueConfig
 from kestrelmq.config.values import MAX_DURATION
 from kestrelmq.deferred_logs import get_logger
-from kestrelmq.errors import JournalError, QueueUnavailable, ReservedMemoryFull, TagRefused
+from kestrelmq.errors import (
+    JournalError,
+    QueueUnavailable,
+    ReadersChanged,
+    ReservedMemoryFull,
+    TagRefused,
+)
 from kestrelmq.format.describing import describe_records
 from kestrelmq.format.notes import (
     delayed_notes,
@@ -1936,7 +1942,7 @@ class Queue(Committable):
         for waiter in list(self.waiters):
             if self._leaves_line(waiter):
                 self.refusals.count("forbidden")
-                waiter.fail(QueueUnavailable(f"who may read {self.name} has changed"))
+                waiter.fail(ReadersChanged(f"who may read {self.name} has changed"))
 
     def _leaves_line(self, waiter: Waiter) -> bool:
         """Take `waiter`, the first in line, out of it; return False if it was cancelled meanwhile.

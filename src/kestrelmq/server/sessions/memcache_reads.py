@@ -13,6 +13,7 @@ from kestrelmq.errors import (
     NotSynced,
     PatternRefused,
     PlaceRefused,
+    ReadersChanged,
     TagRefused,
 )
 from kestrelmq.format.records import record_of
@@ -37,6 +38,7 @@ _CLIENT_FAULTS: Final = (
     NoDeadLetterQueue,
     PatternRefused,
     PlaceRefused,
+    ReadersChanged,
     SignInRefused,
     TagRefused,
 )
