@@ -6,11 +6,24 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, expect
 
+from kestrelmq import Client
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import running_server
 from tests.support.users import PASSWORD, users_config
 
 CONFIG: Final = users_config(alice='read = ["work"]\nwrite = ["work"]', root="admin = true")
+NEEDED: Final = {
+    "Put item": "You may not add to this queue.",
+    "Import": "You may not add to this queue.",
+    "Move": "You may not read this queue.",
+    "Export": "You may not read this queue.",
+    "Pause reads": "Only an admin may do this.",
+    "Pause writes": "Only an admin may do this.",
+    "Flush": "Only an admin may do this.",
+    "Delete": "Only an admin may do this.",
+}
+"""The actions on the page of a queue, and what is said of each to a user who may not."""
+
 pytestmark = pytest.mark.compiled_only
 
 
@@ -19,6 +32,19 @@ def sign_in(console: Console, user: str, password: str) -> None:
     console.page.get_by_label("User", exact=True).fill(user)
     console.page.get_by_label("Password", exact=True).fill(password)
     console.confirm("Sign in")
+
+
+def may_use(console: Console, queue: str, allowed: set[str]) -> None:
+    """Check which actions on the page of a queue a user may use."""
+    page = console.page
+    page.goto(f"{console.url}#/queue/{queue}")
+    for name in NEEDED:
+        button = page.get_by_role("button", name=name, exact=True)
+        if name in allowed:
+            expect(button).to_be_enabled()
+        else:
+            expect(button).to_be_disabled()
+            expect(button).to_have_attribute("title", NEEDED[name])
 
 
 def test_signing_in_and_out(browser: Browser, tmp_path: Path) -> None:
@@ -45,6 +71,8 @@ def test_signing_in_and_out(browser: Browser, tmp_path: Path) -> None:
                 page.goto(console.url)
                 expect(page.locator("#live")).to_have_text("Live")
             expect(page.get_by_role("link", name="secret")).to_be_visible()
+            may_use(console, "work", set(NEEDED))
+            page.goto(console.url)
             console.press("Sign out")
             sign_in(console, "alice", PASSWORD)
             expect(page.locator("#live")).to_have_text("Live")
@@ -53,3 +81,37 @@ def test_signing_in_and_out(browser: Browser, tmp_path: Path) -> None:
             page.reload()
             expect(page.locator("#live")).to_have_text("Live")
             assert console.accessibility_problems() == []
+            may_use(console, "work", {"Put item", "Import", "Move", "Export"})
+            assert console.accessibility_problems() == []
+            console.picture("user-queue")
+            may_use(console, "other", set())
+            expect(page.locator(".problem")).to_have_text("user alice may not read other")
+
+
+def test_what_a_user_may_do_in_the_console(browser: Browser, tmp_path: Path) -> None:
+    """A writer who may not read, and a reader; what is only for admins is disabled."""
+    config = CONFIG + users_config(
+        reader='read = ["work*"]', writer='write = ["work*"]', none='read = ["other"]'
+    )
+    with running_server(tmp_path, config=config) as server:
+        with Client(server.address, user="root", password=PASSWORD) as client:
+            client.put("work", b"x")
+        for console in open_console(browser, server, width=1360, height=900):
+            page = console.page
+            for user, allowed in (
+                ("reader", {"Move", "Export"}),
+                ("writer", {"Put item", "Import"}),
+                ("none", set()),
+            ):
+                page.goto(console.url)
+                sign_in(console, user, PASSWORD)
+                expect(page.locator("#live")).to_have_text("Live")
+                new = page.get_by_role("button", name="New queue")
+                expect(new).to_be_enabled(enabled=user == "writer")
+                expect(page.get_by_role("link", name="Clients", exact=True)).to_be_hidden()
+                expect(page.locator("#status")).to_be_disabled()
+                may_use(console, "work", allowed)
+                page.goto(f"{console.url}#/server")
+                expect(page.get_by_role("button", name="Reload configuration")).to_be_disabled()
+                console.picture(f"{user}-server")
+                console.press("Sign out")

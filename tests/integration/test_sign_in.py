@@ -594,7 +594,12 @@ def test_a_session_of_a_browser(server: ServerProcess, tmp_path: Path) -> None:
         "has_users": True,
         "user": "alice",
         "admin": False,
+        "can_read": True,
+        "can_write": True,
     }
+    for name, rights in (("work", (True, True)), ("al", (True, False)), ("other", (False, False))):
+        _, _, answer = ask(server, "GET", f"/api/v1/session?queue={name}", Cookie=cookie)
+        assert tuple(json.loads(answer)[key] for key in ("can_read", "can_write")) == rights, name
     assert ask(server, "DELETE", "/api/v1/session", Cookie=cookie)[0] == 204
     assert ask(server, *put, Cookie=cookie)[0] == 401
     assert ask(server, *put, Cookie=other)[0] == 201

@@ -746,6 +746,17 @@ class SessionAnswer(_Model):
     """The user; null if nobody has signed in, or there are no users."""
     admin: bool
     """Whether the request may do everything."""
+    can_read: bool
+    """Whether it may read the queue that was asked about; if none was, whether it may any."""
+    can_write: bool
+    """The same of adding to it."""
+
+
+class SessionQuery(_Model):
+    """Of what to show rights."""
+
+    queue: str | None = None
+    """The queue or alias; without it, what there is for any."""
 
 
 class ConfigAnswer(_Model):

@@ -53,6 +53,7 @@ from kestrelmq.admin.models import (
     Retiring,
     ServerAnswer,
     SessionAnswer,
+    SessionQuery,
     StatusAnswer,
     Stored,
 )
@@ -355,7 +356,13 @@ OPERATIONS: Final = (
         action="reload",
     ),
     ApiOperation(
-        "GET", "/session", signing_in.show_session, SessionAnswer, "session", Right.ANYONE
+        "GET",
+        "/session",
+        signing_in.show_session,
+        SessionAnswer,
+        "session",
+        Right.ANYONE,
+        query=SessionQuery,
     ),
     ApiOperation(
         "POST",

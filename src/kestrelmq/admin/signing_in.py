@@ -6,17 +6,25 @@ from kestrelmq.access.users import NOBODY
 from kestrelmq.admin.calls import Answer, Call
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.guard import address_of
-from kestrelmq.admin.models import NewSession, SessionAnswer
+from kestrelmq.admin.models import NewSession, SessionAnswer, SessionQuery
 
 
 async def show_session(call: Call) -> Answer:
-    """Show who sends this request."""
-    user = call.user
+    """Show who sends this request, and what that user may do."""
+    user, context, queue = call.user, call.admin.context, call.query(SessionQuery).queue
+    if user is None:
+        can_read = can_write = True
+    elif queue is None:
+        can_read, can_write = (user.is_admin or bool(some) for some in (user.read, user.write))
+    else:
+        can_read, can_write = (context.may(user, queue, write=write) for write in (False, True))
     return Answer(
         SessionAnswer(
-            has_users=bool(call.admin.context.users),
+            has_users=bool(context.users),
             user=None if user is None or user is NOBODY else user.name,
             admin=user is None or user.is_admin,
+            can_read=can_read,
+            can_write=can_write,
         )
     )
 

@@ -327,6 +327,11 @@ class ServerContext:
                 view = user.writable if write else user.readable
                 view[name] = existing
 
+    def may(self, user: User, queue: str, *, write: bool) -> bool:
+        """Whether a user may read a queue, or add to it, as `check_client` checks it."""
+        names = self.collection.leaves(queue) if write else (queue,)
+        return all(self._is_allowed(user, name, write=write) for name in names)
+
     def _is_allowed(self, user: User | None, queue: str, *, write: bool) -> bool:
         if user is not None and not user.may(queue, write=write):
             return False

@@ -4,12 +4,13 @@ import { call, queuePath } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { h, link, table, toast } from "./dom.js";
 import { count, named, plain, whole } from "./format.js";
+import { needs } from "./rights.js";
 
-/** Make the panel's content; `redrive(from)` moves the dead letters of a queue back to where they came from. */
-export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, redrive) {
+/** Make the panel's content; `rightsOf(queue)` is what the user may do with one of the two, and `redrive(from)` moves the dead letters of a queue back to where they came from. */
+export function deadLetters({ name, settings, stats, dead_letter_queue: target, dead_letters_of: sources }, rightsOf, redrive) {
   if (!target && !sources.length) return h("p", { class: "hint", text: "This queue has no dead-letter queue, and is not one." });
   const button = (from, items) => h("button", {
-    type: "button", class: "small", disabled: items === 0, "aria-label": `Redrive ${named(from)}`, text: "Redrive",
+    type: "button", class: "small", ...needs(rightsOf(from), "can_read", items > 0), "aria-label": `Redrive ${named(from)}`, text: "Redrive",
     onclick: () => redrive(from),
   });
   const parts = [];

@@ -7,6 +7,7 @@ import { setText, toast } from "./dom.js";
 import { moment } from "./format.js";
 import { Overview } from "./overview.js";
 import { QueuePage } from "./queue.js";
+import { rights, setNeeds } from "./rights.js";
 import { ServerPage } from "./server.js";
 import { store } from "./store.js";
 
@@ -127,6 +128,9 @@ if (session?.has_users) {
   if (session.user === null) await askSignIn();
   out.title = `Signed in as ${session.user}`;
   out.hidden = false;
+  Object.assign(rights, session);
+  document.getElementById("clients").hidden = !rights.admin;
+  setNeeds(status, rights, "admin");
 }
 show(false);
 store.open();

@@ -5,6 +5,7 @@ import { sample, sparkline } from "./charts.js";
 import { askQueue, askUntilDone } from "./dialogs.js";
 import { h, setText, setView, toast } from "./dom.js";
 import { bytes, count, duration, named, rate, short, whole } from "./format.js";
+import { needs, rights } from "./rights.js";
 import { store } from "./store.js";
 import { COLUMNS, QueueTable } from "./table.js";
 
@@ -98,7 +99,7 @@ export class Overview {
       h("div", { class: "choices", role: "group", "aria-label": "Which queues" }, ...this.choices),
       this.found,
       h("span", { class: "spring" }),
-      h("button", { type: "button", class: "primary", text: "New queue", onclick: () => this.#create() }));
+      h("button", { type: "button", class: "primary", text: "New queue", ...needs(rights, "can_write"), onclick: () => this.#create() }));
   }
 
   #choose(key) {

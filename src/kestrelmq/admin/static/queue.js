@@ -8,6 +8,7 @@ import { h, link, pairs, setText, setView, table, toast } from "./dom.js";
 import { axisTime, bytes, count, duration, listed, micros, moment, named, pausedWords, plain, rate, REPAIR, short, STATES, whole } from "./format.js";
 import { Items } from "./items.js";
 import { limits } from "./limits.js";
+import { needs, rights, rightsTo, setNeeds } from "./rights.js";
 import { fromApi, store } from "./store.js";
 import { exportItems, importItems, transfer } from "./transfers.js";
 
@@ -45,6 +46,7 @@ export class QueuePage {
   #busy = false;
   #shown = new Map();
   #delayed = 0;
+  #rights = new Map(); // what the user may do with this queue and its dead-letter queue
 
   constructor(name, view) {
     this.name = name;
@@ -78,9 +80,11 @@ export class QueuePage {
       h("button", { type: "button", class: "primary", text: "Put item", onclick: () => this.#put() }),
       h("button", { type: "button", text: "Import", onclick: () => this.#transfer(importItems) }),
     ];
-    this.others = [
+    this.reading = [
       h("button", { type: "button", text: "Move", onclick: () => this.#transfer(transfer) }),
       h("button", { type: "button", text: "Export", onclick: () => this.#transfer(exportItems) }),
+    ];
+    this.others = [
       ...Object.values(this.pausing),
       h("button", { type: "button", text: "Flush", onclick: () => this.#flush() }),
       h("button", { type: "button", class: "danger", text: "Delete", onclick: () => this.#delete() }),
@@ -101,7 +105,7 @@ export class QueuePage {
       h("div", { class: "queue-head" },
         h("h1", {}, h("bdi", { text: this.name })), this.state, this.paused, h("span", { class: "spring" }),
         h("div", { class: "actions" },
-          ...this.creating, ...this.others)),
+          ...this.creating, ...this.reading, ...this.others)),
       this.problem, facts, charts, h("div", { class: "panels queue-panels" }, ...panels, this.settings));
   }
 
@@ -109,8 +113,19 @@ export class QueuePage {
   #setUse(isUsable, exists = true) {
     for (const element of this.contents) element.hidden = !isUsable;
     this.settings.hidden = !exists;
-    for (const button of this.others) button.disabled = !isUsable;
-    for (const button of this.creating) button.disabled = !isUsable && exists;
+    const has = this.#rightsOf(this.name);
+    for (const button of this.others) setNeeds(button, has, "admin", isUsable);
+    for (const button of this.reading) setNeeds(button, has, "can_read", isUsable);
+    for (const button of this.creating) setNeeds(button, has, "can_write", isUsable || !exists);
+  }
+
+  #rightsOf(name) {
+    return this.#rights.get(name) ?? rights;
+  }
+
+  /** Ask what the user may do with a queue, once. */
+  async #learnRights(name) {
+    if (!this.#rights.has(name)) this.#rights.set(name, await rightsTo(name));
   }
 
   #choose(range) {
@@ -163,7 +178,9 @@ export class QueuePage {
     if (this.#busy || document.hidden) return;
     this.#busy = true;
     try {
+      await this.#learnRights(this.name);
       const detail = await call("GET", queuePath(this.name));
+      if (detail.dead_letter_queue) await this.#learnRights(detail.dead_letter_queue.name);
       this.problem.hidden = detail.problem === null;
       const problem = plain(detail.problem ?? "");
       setText(this.problem, detail.state === "damaged" ? `${problem}. ${REPAIR}` : problem);
@@ -174,7 +191,7 @@ export class QueuePage {
     } catch (error) {
       this.problem.hidden = false;
       const isAbsent = error.status === 404;
-      if (isAbsent) this.#setUse(false, false);
+      if (isAbsent || error.status === 403) this.#setUse(false, false);
       setText(this.problem, isAbsent ? `There is no queue ${this.title}. It is created when an item is put on it.` : error.message);
     } finally {
       this.#busy = false;
@@ -194,7 +211,7 @@ export class QueuePage {
     this.#part("fanout", [detail.master, detail.children], () => this.#fanout(detail));
     const { dead_letter_queue: target, dead_letters_of: sources, stats } = detail;
     this.#delayed = stats.delayed ?? 0;
-    this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (from) => this.#redrive(from)));
+    this.#part("dead", [target, sources, stats.items, stats.dead_lettered], () => deadLetters(detail, (name) => this.#rightsOf(name), (from) => this.#redrive(from)));
     this.#part("reads", [reads.total, reads.open_reads.map((read) => [read.xid, holder(read)])], () => this.#reads(reads));
     this.#part("journal", detail.journal, () => this.#journal(detail.journal));
     this.#part("latency", detail.latencies, () => this.#latency(detail.latencies));
@@ -222,11 +239,11 @@ export class QueuePage {
     if (!total) return h("p", { class: "hint", text: "No read is open." });
     const rows = opened.slice(0, 20).map((read) => [
       String(read.xid), `${bytes(read.size)}, added ${moment(read.add_time)}`, String(read.deliveries), holder(read),
-      h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", onclick: () => this.#requeue([read.xid]) }),
+      h("button", { type: "button", class: "small", "aria-label": `Requeue read ${read.xid}`, text: "Requeue", ...needs(rights, "admin"), onclick: () => this.#requeue([read.xid]) }),
     ]);
     return [
       h("p", { class: "panel-line" }, h("span", { text: `${count(total, "open read")}${total > 20 ? ", the first 20 shown" : ""}.` }),
-        h("button", { type: "button", text: "Requeue all", onclick: () => this.#requeue(null, total) })),
+        h("button", { type: "button", text: "Requeue all", ...needs(rights, "admin"), onclick: () => this.#requeue(null, total) })),
       table(["Read", "Item", "Delivery", "Held by", "Action"], rows, "Open reads"),
     ];
   }

@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { confirm } from "./dialogs.js";
 import { h, link, pairs, setText, table, toast } from "./dom.js";
 import { bytes, duration, moment, plain, REPAIR, whole } from "./format.js";
+import { needs, rights } from "./rights.js";
 
 const EVERY = 3000;
 
@@ -26,14 +27,15 @@ export class ServerPage {
     this.element = h("div", { class: "page" },
       h("div", { class: "queue-head" }, h("h1", { text: "Server" }), h("span", { class: "spring" }),
         h("div", { class: "actions" },
-          h("button", { type: "button", text: "Reload configuration", onclick: () => this.#reload() }))),
+          h("button", { type: "button", text: "Reload configuration", ...needs(rights, "admin"), onclick: () => this.#reload() }))),
       this.note,
       h("div", { class: "panels" },
         h("section", { class: "card panel", "aria-label": "Statistics" }, h("h2", { text: "Statistics" }), this.stats),
         h("section", { class: "card panel", "aria-label": "Damaged queues" }, h("h2", { text: "Damaged queues" }), this.damaged),
         h("section", { class: "card panel wide", "aria-label": "Configuration" }, h("h2", { text: "Configuration in force" }), this.config)));
     this.#load();
-    this.#configuration();
+    if (rights.admin) this.#configuration();
+    else setText(this.config, "Only an admin may see it.");
     this.timer = setInterval(() => this.#load(), EVERY);
   }
 
