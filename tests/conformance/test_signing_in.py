@@ -1,13 +1,15 @@
-"""Clients as they are published sign in: of memcached by its text authentication, and of thrift."""
+"""Clients as they are published sign in, with TLS and without it."""
 
 import asyncio
+import contextlib
 import gc
 import json
+import ssl
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import emcache
 import pylibmc
@@ -20,6 +22,7 @@ from thriftpy2.thrift import TApplicationException, TClient
 
 from kestrelmq.protocol import thrift
 from tests.conformance.clients import NODE
+from tests.support.certificates import Authority
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.users import PASSWORD, users_config
@@ -38,10 +41,50 @@ IDL: Any = thriftpy2.load(
 
 
 @pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The authority of the server that speaks TLS."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with a user, in the dialect for such clients."""
     with running_server(tmp_path_factory.mktemp("signing"), config=CONFIG) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def secure(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """The same with TLS."""
+    shown = authority.server()
+    tls = f'[tls]\ncertificate = "{shown.certificate}"\nkey = "{shown.key}"\n'
+    with running_server(tmp_path_factory.mktemp("secure"), config=CONFIG + tls) as running:
+        yield running
+
+
+@pytest.fixture(params=["plain", "tls"])
+def place(
+    request: pytest.FixtureRequest,
+    server: ServerProcess,
+    secure: ServerProcess,
+    authority: Authority,
+) -> "Place":
+    """Each of the two servers."""
+    return Place(server, None) if request.param == "plain" else Place(secure, authority.certificate)
+
+
+class Place(NamedTuple):
+    """A server, and the authority of its certificate if it speaks TLS."""
+
+    server: ServerProcess
+    authority: Path | None
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """What a client needs to speak TLS, if the server does."""
+        return self.authority and ssl.create_default_context(cafile=self.authority)
 
 
 class SigningIn(pymemcache.Client):  # type: ignore[misc] # it has no types
@@ -52,9 +95,10 @@ class SigningIn(pymemcache.Client):  # type: ignore[misc] # it has no types
         self.set("auth", f"alice {PASSWORD}", noreply=False)
 
 
-def test_pymemcache(server: ServerProcess) -> None:
+def test_pymemcache(place: Place) -> None:
     """At each connection; a refusal is an error."""
-    client = SigningIn(("127.0.0.1", server.ports["memcache"]), timeout=PATIENCE)
+    address = ("127.0.0.1", place.server.ports["memcache"])
+    client = SigningIn(address, timeout=PATIENCE, tls_context=place.context)
     for _ in range(2):
         client.set("work", b"x", noreply=False)
         assert client.get("work") == b"x"
@@ -71,13 +115,20 @@ def test_a_quiet_sign_in_of_pymemcache(server: ServerProcess) -> None:
     client.close()
 
 
-def test_emcache(server: ServerProcess) -> None:
+@pytest.mark.filterwarnings("ignore:ssl.PROTOCOL_TLS is deprecated")
+def test_emcache(place: Place) -> None:
     """It has signing in built in."""
 
     async def scenario(password: str) -> bytes | None:
-        place = emcache.MemcachedHostAddress("127.0.0.1", server.ports["memcache"])
+        address = emcache.MemcachedHostAddress("127.0.0.1", place.server.ports["memcache"])
         client = await emcache.create_client(
-            [place], timeout=PATIENCE, username="alice", password=password
+            [address],
+            timeout=PATIENCE,
+            max_connections=1,  # it leaves a second one open that it still makes at the end
+            username="alice",
+            password=password,
+            ssl=place.authority is not None,
+            ssl_extra_ca=place.authority and str(place.authority),
         )
         try:
             await client.set(b"work", b"x")
@@ -122,34 +173,54 @@ def test_pylibmc_takes_a_forbidden_queue_for_an_empty_one(server: ServerProcess)
     assert client.get("work") == b"x"
 
 
-def test_node(server: ServerProcess) -> None:
-    """With one connection, its first `set` signs it in; a refusal is an error, and it goes on."""
-    command = ["node", str(NODE / "agent.js"), f"127.0.0.1:{server.ports['memcache']}"]
+@contextlib.contextmanager
+def agent(script: str, *arguments: str) -> Iterator[Callable[..., Any]]:
+    """Run a client of npm; yield a function that calls one of its methods."""
+    command = ["node", str(NODE / script), *arguments]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=NODE
-    ) as agent:
+    ) as running:
+        given, answers = running.stdin, running.stdout
+        assert given is not None
+        assert answers is not None
 
         def call(*words: object) -> Any:
-            assert agent.stdin is not None
-            assert agent.stdout is not None
-            agent.stdin.write(json.dumps(words) + "\n")
-            agent.stdin.flush()
-            return json.loads(agent.stdout.readline())
+            given.write(json.dumps(words) + "\n")
+            given.flush()
+            return json.loads(answers.readline())
 
+        yield call
+        given.close()
+
+
+def test_node(server: ServerProcess) -> None:
+    """With one connection, its first `set` signs it in; a refusal is an error, and it goes on."""
+    with agent("agent.js", server.address) as call:
         assert call("set", "auth", "alice wrong", 0)["error"] is not None
         assert call("set", "auth", f"alice {PASSWORD}", 0)["result"] is True
         assert "may not read other" in call("get", "other")["error"]
         assert call("set", "work", "x", 0)["result"] is True
         assert call("get", "work")["result"] == "x"
-        assert agent.stdin is not None
-        agent.stdin.close()
 
 
-def test_a_generated_thrift_client(server: ServerProcess) -> None:
+def test_the_node_client_with_tls(place: Place) -> None:
+    """memcache-client, the one that speaks it: likewise."""
+    authority = () if place.authority is None else (str(place.authority),)
+    with agent("client-agent.js", place.server.address, *authority) as call:
+        assert "authentication failure" in call("set", "auth", "alice wrong")["error"]
+        assert call("set", "auth", f"alice {PASSWORD}")["result"] == ["STORED"]
+        assert "may not read other" in call("get", "other")["error"]
+        assert call("set", "work", "x" * 100_000)["result"] == ["STORED"]
+        assert call("get", "work")["result"]["value"] == "x" * 100_000
+        assert call("get", "work")["result"] is None
+
+
+def test_a_generated_thrift_client(place: Place) -> None:
     """`login` is a method as any other; what is refused is an exception."""
-    connection = TRANSPORT.TSocket(
-        "127.0.0.1", server.ports["thrift"], socket_timeout=PATIENCE * 1000
-    )
+    socket = TRANSPORT.TSocket if place.authority is None else TRANSPORT.TSSLSocket
+    tls = {} if place.authority is None else {"ssl_context": place.context}
+    port = place.server.ports["thrift"]
+    connection = socket("localhost", port, socket_timeout=PATIENCE * 1000, **tls)
     framed = TRANSPORT.TFramedTransport(connection)
     framed.open()
     client: Any = TClient(IDL.Kestrel, PROTOCOL.TBinaryProtocol(framed))

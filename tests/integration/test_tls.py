@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
+from xml.etree import ElementTree as ET
 
 import emcache
 import pytest
@@ -18,7 +19,7 @@ from pymemcache.client.base import Client as Pymemcache
 
 from tests.support.certificates import Authority, Certificate
 from tests.support.patience import PATIENCE, until
-from tests.support.server import ServerProcess, running_server
+from tests.support.server import LISTENERS, ServerProcess, running_server
 from tests.support.users import PASSWORD, users_config
 from tests.support.wire import TlsWire, UnixWire, Wire
 
@@ -149,6 +150,26 @@ def test_an_older_version(server: ServerProcess, version: str) -> None:
     status, printed = s_client(server, version, "-cipher", "ALL:@SECLEVEL=0")
     assert status == 1
     assert b"Cipher is (NONE)" in printed
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_what_a_scanner_finds(server: ServerProcess, listener: str) -> None:
+    """TLS 1.2 and 1.3 on every port: no older version, and no weak cipher."""
+    place = f"127.0.0.1:{server.ports[listener]}"
+    command = ["sslscan", "--xml=-", "--no-groups", "--no-check-certificate", place]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True)
+    found = ET.fromstring(done.stdout)  # noqa: S314 # of a program that we run
+    enabled = {
+        f"{one.get('type')} {one.get('version')}"
+        for one in found.iter("protocol")
+        if one.get("enabled") == "1"
+    }
+    assert enabled == {"tls 1.2", "tls 1.3"}
+    ciphers = list(found.iter("cipher"))
+    assert {one.get("sslversion") for one in ciphers} == {"TLSv1.2", "TLSv1.3"}
+    assert min(int(one.get("bits", "0")) for one in ciphers) >= 128
+    assert {one.get("supported") for one in found.iter("renegotiation")} == {"0"}
+    assert {one.get("vulnerable") for one in found.iter("heartbleed")} == {"0"}
 
 
 @contextlib.contextmanager
