@@ -44,6 +44,7 @@ from kestrelmq.server.membership import ServerSetMembership
 from kestrelmq.server.memory_return import MOST_COLLECTED, MemoryReturn, find_trim
 from kestrelmq.server.path_watcher import PathWatcher
 from kestrelmq.server.server_actions import check_reachable
+from kestrelmq.server.service_manager import ServiceManager
 from kestrelmq.server.sessions.memcache import MemcacheSession
 from kestrelmq.server.sessions.signing_in import SigningInSession
 from kestrelmq.server.sessions.text import TextSession
@@ -144,6 +145,7 @@ class Server:
         self._urls: list[str] = []
         self._stopping: asyncio.Event = asyncio.Event()
         self._wait = wait
+        self._service_manager = ServiceManager()
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[None]] = set()
         self._watcher = PathWatcher(self._turns, config.queue_path, self._path_changed)
@@ -225,10 +227,12 @@ class Server:
         for url in self._urls:
             self._announce(f"console at {url}")
         self._announce("ready")
+        self._service_manager.ready()
         tasks = [asyncio.create_task(kept_running(task)) for task in self._background(context)]
         if not loaded.is_set():
             tasks.append(asyncio.create_task(self._log_when_loaded(loaded)))
         await self._stopping.wait()
+        self._service_manager.stopping()
         context.actions.log_counts()
         for task in tasks:
             task.cancel()
@@ -403,6 +407,8 @@ class Server:
             unsigned,
             self._handshakes.watch,
         ]
+        if self._service_manager.is_watching:
+            tasks.append(self._service_manager.show_life)
         trim = find_trim()
         if trim is not None:
             tasks.append(self._memory_return(trim).run)

@@ -18,6 +18,7 @@ from typing import Final
 
 from kestrelmq.errors import KestrelError
 from kestrelmq.server.processes import Process
+from kestrelmq.server.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ class Supervisor:
         self._servers = [SupervisedServer(process, command) for process in processes]
         self._announce = announce
         self._reopen_log = reopen_log
+        self._service_manager = ServiceManager()
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT, or until every server was shut down.
@@ -174,6 +176,7 @@ class Supervisor:
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        self._service_manager.stopping()
         # First, so that no server is started after this.
         is_cancelled = work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -194,6 +197,9 @@ class Supervisor:
             for line in server.lines:
                 self._announce(line)
         self._announce("ready")
+        self._service_manager.ready()
+        if self._service_manager.is_watching:
+            self._showing_life = asyncio.create_task(self._service_manager.show_life())
         async with asyncio.TaskGroup() as running:
             for server in self._servers:
                 running.create_task(server.keep_running())
