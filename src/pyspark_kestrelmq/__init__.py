@@ -3,6 +3,6 @@
 import contextlib
 
 with contextlib.suppress(ImportError):  # an error would keep all sources of others from Spark
-    from kestrelmq.spark.live.source import KestrelSource as DefaultSource
+    from kestrelmq.spark.sources.live import KestrelSource as DefaultSource
 
 __all__ = ["DefaultSource"]

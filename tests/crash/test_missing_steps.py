@@ -68,7 +68,7 @@ UNSEEN_IN = {
     "queues/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
     "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
-    "spark/live/dead_letters.py": TASKS,
+    "spark/sinks/dead_letters.py": TASKS,
     "spark/sinks/journal_parts.py": TASKS,
 }
 """The same for all that begins so."""

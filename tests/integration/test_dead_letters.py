@@ -2,7 +2,7 @@
 
 from pyarrow.dataset import dataset
 
-from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
+from kestrelmq.spark.sinks.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.storage.locations import Location, located
 from tests.support.fake_clock import FakeClock
 from tests.support.object_store import BUCKET, running_store

@@ -18,13 +18,13 @@ from kestrelmq.cli.main import main
 from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.server_probe import ServerProbe
-from kestrelmq.spark.live.server_reads import HeldItemsAreGone
-from kestrelmq.spark.live.settling import SettledServer, settle
-from kestrelmq.spark.live.snapshot import QueueBeganAnew, look_through, stretches
-from kestrelmq.spark.live.source import KestrelSource
-from kestrelmq.spark.live.stream_driver import CheckpointIsOver
+from kestrelmq.spark.sources.live import KestrelSource
+from kestrelmq.spark.sources.live_reads import HeldItemsAreGone
+from kestrelmq.spark.sources.live_settling import SettledServer, settle
+from kestrelmq.spark.sources.live_snapshot import QueueBeganAnew, look_through, stretches
+from kestrelmq.spark.sources.live_stream import CheckpointIsOver
+from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.sources.server_probe import ServerProbe
 from tests.spark.processes import SparkProcess
 from tests.support import queries
 from tests.support.patience import until

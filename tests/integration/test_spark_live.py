@@ -12,17 +12,17 @@ import pytest
 from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError, KestrelError, ServerRefused
-from kestrelmq.spark.live.held import Held, chunks_of, parse_offset
-from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.refusals import QueueCannotBeRead
-from kestrelmq.spark.live.server_probe import ServerProbe
-from kestrelmq.spark.live.server_reads import HeldItems, HeldItemsAreGone
-from kestrelmq.spark.live.stream_driver import (
+from kestrelmq.spark.sources.live_offsets import Held, chunks_of, parse_offset
+from kestrelmq.spark.sources.live_reads import HeldItems, HeldItemsAreGone
+from kestrelmq.spark.sources.live_stream import (
     BACKLOG_PAUSE,
     BatchLimits,
     CheckpointIsOver,
     StreamDriver,
 )
+from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.sources.refusals import QueueCannotBeRead
+from kestrelmq.spark.sources.server_probe import ServerProbe
 from tests.spark.spools import adds, write
 from tests.support.fake_clock import FakeClock
 from tests.support.server import ServerProcess, running_server

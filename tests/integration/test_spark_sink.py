@@ -7,8 +7,8 @@ import pytest
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConnectionLost
-from kestrelmq.spark.live.dead_letters import DeadLetter
-from kestrelmq.spark.live.writer import ItemSender, Numbering, QueueStaysFull
+from kestrelmq.spark.sinks.dead_letters import DeadLetter
+from kestrelmq.spark.sinks.live import ItemSender, Numbering, QueueStaysFull
 from tests.support.fake_clock import FakeClock
 from tests.support.server import ServerProcess, running_server
 

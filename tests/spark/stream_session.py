@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.session import local_session, start_query
+from kestrelmq.spark.sources.live import KestrelSource
 from tests.support.queries import live, running
 
 FORMAT: Final = "kestrel.stopping"

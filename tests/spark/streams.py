@@ -7,8 +7,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.session import start_query
+from kestrelmq.spark.sources.live import KestrelSource
 from tests.support.patience import PATIENCE
 
 QUEUE: Final = "work"

@@ -10,7 +10,7 @@ from kestrelmq.client import Client
 from kestrelmq.clock import SystemClock
 from kestrelmq.format.notes import delayed_notes, joined_note
 from kestrelmq.format.records import RemoveTentative, item
-from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents
 from kestrelmq.spark.reading import read_queues, write_journals

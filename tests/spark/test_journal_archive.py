@@ -22,7 +22,7 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
 )
-from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,
     JournalArchiveOptions,

@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import (
     ArchiveOptions,
     archive,

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, archived
 from tests.spark.spools import adds, write
 from tests.spark.streams import drain, numbered, register_killed, stream

@@ -13,11 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kestrelmq.client import Client
-from kestrelmq.spark.live.options import ClusterOptions
-from kestrelmq.spark.live.refusals import QueueCannotBeRead
-from kestrelmq.spark.live.source import KestrelSource
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
 from kestrelmq.spark.session import start_query
+from kestrelmq.spark.sources.live import KestrelSource
+from kestrelmq.spark.sources.refusals import QueueCannotBeRead
 from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
 from tests.support.patience import PATIENCE

@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partitions
 
-from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.sources.journal import JournalSource
+from kestrelmq.spark.sources.live import KestrelSource
 from kestrelmq.spark.tables import TableSource, arrow_schema
 
 QUEUE: Final = "work"

@@ -23,7 +23,7 @@ from kestrelmq.names import queue_name_error
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from kestrelmq.spark.live.options import ClusterOptions
+    from kestrelmq.spark.cluster_options import ClusterOptions
 
 app: Final = typer.Typer(
     help="Journals and live queues through Spark: reports, archives, restores.",
@@ -91,7 +91,7 @@ def _checked_master(url: str) -> str:
 
 def _checked_queues(words: list[str] | None) -> list[str] | None:
     """Check names and patterns of queues before Spark starts."""
-    from kestrelmq.spark.live.queue_choice import QueueChoice  # noqa: PLC0415 # only for pipelines
+    from kestrelmq.spark.sources.queue_choice import QueueChoice  # noqa: PLC0415 # only for pipelines
 
     try:
         QueueChoice.of(words or ())
@@ -153,7 +153,7 @@ _EARLIEST: Final = "earliest"
 _BATCH_ITEMS: Final = 100_000
 _EVERY: Final = 10.0
 _POLL: Final = 1
-# The same limit as in `spark.live.held`, which is too slow to import for a help text.
+# The same limit as in `spark.sources.live_offsets`, which is too slow to import for a help text.
 _MOST_ITEMS: Final = 1 << 22
 
 
@@ -442,7 +442,7 @@ def settle(
     What Spark has committed is finished; the rest of what the query holds goes back to its queues.
     The query must not run. If it is started again all the same, it may find a batch gone.
     """
-    from kestrelmq.spark.live.settling import settle as settled  # noqa: PLC0415 # only for this
+    from kestrelmq.spark.sources.live_settling import settle as settled  # noqa: PLC0415 # only for this
     from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
 
     place = located(checkpoint, _by_name(storage_option), "checkpoint")
@@ -574,7 +574,7 @@ def wait_for(query: "StreamingQuery", *, follow: bool) -> None:
 def _cluster(
     servers: str | None, zookeeper: str | None, path_prefix: str | None
 ) -> "ClusterOptions":
-    from kestrelmq.spark.live.options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
+    from kestrelmq.spark.cluster_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
     named = named_servers(servers, zookeeper, path_prefix)
     return ClusterOptions(named, zookeeper, path_prefix)

@@ -25,8 +25,8 @@ def register(spark: "SparkSession") -> None:
     Spark tells tasks only settings that are given. So the session's time zone, in which dates are
     written, is set to what it is: by default it is that of the driver's machine.
     """
-    from kestrelmq.spark.live.source import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.journal import JournalSource  # noqa: PLC0415 # needs Spark
+    from kestrelmq.spark.sources.live import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.queue import QueueSource  # noqa: PLC0415 # needs Spark
 
     for source in (JournalSource, QueueSource, KestrelSource):

@@ -19,7 +19,7 @@ _NEEDED: Final = (
     "pyarrow.compute",
     "pyspark.sql.worker.plan_data_source_read",
     "kestrelmq.spark.sources.journal",
-    "kestrelmq.spark.live.source",
+    "kestrelmq.spark.sources.live",
     "kestrelmq.spark.sources.queue",
 )
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}

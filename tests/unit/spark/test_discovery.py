@@ -6,8 +6,8 @@ from struct import unpack
 
 from pyspark.sql.worker import lookup_data_sources
 
-from kestrelmq.spark.live.source import KestrelSource
 from kestrelmq.spark.sources.journal import JournalSource
+from kestrelmq.spark.sources.live import KestrelSource
 from kestrelmq.spark.sources.queue import QueueSource
 
 

@@ -31,19 +31,19 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of, queue_name_error
-from kestrelmq.spark.live.options import (
-    DEFAULT_BYTES,
-    DEFAULT_ITEMS,
-    DEFAULT_LOADING_PATIENCE,
-    ClusterOptions,
-)
-from kestrelmq.spark.live.queue_choice import QueueChoice, literally
-from kestrelmq.spark.live.server_probe import ServerProbe
-from kestrelmq.spark.live.source import KESTREL_FORMAT, KESTREL_SCHEMA
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.reading import DEFAULT_FORMAT, place_of, read_table, table_path
 from kestrelmq.spark.session import start_query
 from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_BYTES, journal_stream_options
+from kestrelmq.spark.sources.live import KESTREL_FORMAT, KESTREL_SCHEMA
+from kestrelmq.spark.sources.live_options import (
+    DEFAULT_BYTES,
+    DEFAULT_ITEMS,
+    DEFAULT_LOADING_PATIENCE,
+)
+from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
+from kestrelmq.spark.sources.server_probe import ServerProbe
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import Location
 from kestrelmq.spark.storage.spool import check_apart

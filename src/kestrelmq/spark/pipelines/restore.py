@@ -7,10 +7,11 @@ from typing import Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from kestrelmq.spark.live.options import DEFAULT_PATIENCE, ClusterOptions
-from kestrelmq.spark.live.source import KESTREL_FORMAT
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.reading import DEFAULT_FORMAT, counted, place_of, read_table, write_journals
 from kestrelmq.spark.sinks.journal import check_not_served
+from kestrelmq.spark.sinks.live_options import DEFAULT_PATIENCE
+from kestrelmq.spark.sources.live import KESTREL_FORMAT
 from kestrelmq.spark.sources.queue import QUEUE_SCHEMA
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.units import parse_time

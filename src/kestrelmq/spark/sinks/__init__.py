@@ -1,1 +1,1 @@
-"""Data sinks: what turns rows into journals."""
+"""Data sinks: what turns rows into journals, or into items of running servers' queues."""

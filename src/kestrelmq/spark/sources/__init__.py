@@ -1,1 +1,1 @@
-"""Data sources: journals as tables and streams, and queues as tables."""
+"""Data sources: journals, queues as journals have them, and queues of running servers."""

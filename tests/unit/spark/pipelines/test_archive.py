@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kestrelmq.errors import ServerUnavailable
-from kestrelmq.spark.live.options import ClusterOptions
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive
 
 NOBODY = ClusterOptions("127.0.0.1:1")

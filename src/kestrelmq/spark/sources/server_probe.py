@@ -28,9 +28,9 @@ from kestrelmq.client.statistics import (
 )
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
-from kestrelmq.spark.live.held import Held
-from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.refusals import (
+from kestrelmq.spark.sources.live_offsets import Held
+from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.sources.refusals import (
     QueueCannotBeRead,
     ask_when_loaded,
     is_refusal,

@@ -1,7 +1,7 @@
 """The driver's side of a stream: reserve the items of the next batch, finish those of the last.
 
-`held` says what an offset has. A batch is made in these steps; whatever dies in between, the next
-driver begins again with the first one, and comes to the same:
+`live_offsets` says what an offset has. A batch is made in these steps; whatever dies in between,
+the next driver begins again with the first one, and comes to the same:
 
     1. Spark asks for the batch behind `start`: everything up to `start` is in its commit log.
     2. What `start` holds is finished; then its epoch is retired at every server, which gives back
@@ -30,10 +30,10 @@ from kestrelmq.client.commands import ReservedCount
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, KestrelError, ServerRefused
 from kestrelmq.protocol.reserving import MAX_RESERVED
-from kestrelmq.spark.live.held import Held, HeldOffset, parse_offset, tag_of
-from kestrelmq.spark.live.queue_choice import QueueChoice
-from kestrelmq.spark.live.refusals import is_refusal, is_retired
-from kestrelmq.spark.live.server_probe import Place, ServerProbe
+from kestrelmq.spark.sources.live_offsets import Held, HeldOffset, parse_offset, tag_of
+from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.sources.refusals import is_refusal, is_retired
+from kestrelmq.spark.sources.server_probe import Place, ServerProbe
 
 BACKLOG_PAUSE: Final = 10.0
 """Seconds for which the backlog is not asked for again."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kestrelmq.spark.live.queue_choice import QueueChoice, literally
+from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """`kestrel`: read queues of running servers as a stream or a table, and write to them.
 
 Rows are items. The driver reserves the items of a batch, tasks read them, and they are finished
-when Spark has committed the batch: `held` and `stream_driver` have the protocol. One process lives
-as long as a query and plans its batches; Spark calls `commit` late, and never for the last batch,
-so nothing depends on it. A table is a snapshot: see `snapshot`.
+when Spark has committed the batch: `live_offsets` and `live_stream` have the protocol. One process
+lives as long as a query and plans its batches; Spark calls `commit` late, and never for the last
+batch, so nothing depends on it. A table is a snapshot: see `live_snapshot`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,17 +39,17 @@ from pyspark.sql.types import (
 from kestrelmq.client.commands import BrowsedItem, ReservedRead
 from kestrelmq.clock import SystemClock
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.held import Chunk, chunks_of, grouped
-from kestrelmq.spark.live.options import (
+from kestrelmq.spark.sinks.live import KestrelStreamWriter, KestrelWriter
+from kestrelmq.spark.sinks.live_options import kestrel_write_options
+from kestrelmq.spark.sources.live_offsets import Chunk, chunks_of, grouped
+from kestrelmq.spark.sources.live_options import (
     KestrelReadOptions,
     kestrel_read_options,
-    kestrel_write_options,
 )
-from kestrelmq.spark.live.server_probe import ServerProbe
-from kestrelmq.spark.live.server_reads import HeldItems
-from kestrelmq.spark.live.snapshot import Stretch, look_through, stretches
-from kestrelmq.spark.live.stream_driver import BatchLimits, Reached, StreamDriver
-from kestrelmq.spark.live.writer import KestrelStreamWriter, KestrelWriter
+from kestrelmq.spark.sources.live_reads import HeldItems
+from kestrelmq.spark.sources.live_snapshot import Stretch, look_through, stretches
+from kestrelmq.spark.sources.live_stream import BatchLimits, Reached, StreamDriver
+from kestrelmq.spark.sources.server_probe import ServerProbe
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 

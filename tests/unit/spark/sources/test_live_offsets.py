@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kestrelmq.spark.live.held import Held, HeldOffset, chunks_of, grouped, parse_offset
+from kestrelmq.spark.sources.live_offsets import Held, HeldOffset, chunks_of, grouped, parse_offset
 
 NEW = Held("q-1", 7, {"b": [("n3", 5)], "a": [("n1", 1000), ("n2", 2)]})
 OFFSET = HeldOffset(

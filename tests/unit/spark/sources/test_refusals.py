@@ -3,7 +3,7 @@
 import pytest
 
 from kestrelmq.errors import ServerRefused
-from kestrelmq.spark.live.refusals import QueueCannotBeRead, ask_when_loaded
+from kestrelmq.spark.sources.refusals import QueueCannotBeRead, ask_when_loaded
 from tests.support.fake_clock import FakeClock
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError, ServerRefused
-from kestrelmq.spark.live.held import HeldOffset, parse_offset
-from kestrelmq.spark.live.refusals import is_retired
+from kestrelmq.spark.sources.live_offsets import HeldOffset, parse_offset
+from kestrelmq.spark.sources.refusals import is_retired
 from kestrelmq.spark.storage.locations import Location
 
 

@@ -11,8 +11,8 @@ from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import ReservedRead
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
-from kestrelmq.spark.live.held import Chunk
-from kestrelmq.spark.live.refusals import is_refusal, is_retired
+from kestrelmq.spark.sources.live_offsets import Chunk
+from kestrelmq.spark.sources.refusals import is_refusal, is_retired
 
 _PAUSE: Final = 0.3
 """Seconds between two attempts to reach a server that is away, or loading."""

@@ -3,14 +3,10 @@
 import pytest
 
 from kestrelmq.errors import ConfigError
-from kestrelmq.spark.live.options import (
-    ClusterOptions,
-    KestrelReadOptions,
-    KestrelWriteOptions,
-    kestrel_read_options,
-    kestrel_write_options,
-)
-from kestrelmq.spark.live.queue_choice import QueueChoice
+from kestrelmq.spark.cluster_options import ClusterOptions
+from kestrelmq.spark.sinks.live_options import KestrelWriteOptions, kestrel_write_options
+from kestrelmq.spark.sources.live_options import KestrelReadOptions, kestrel_read_options
+from kestrelmq.spark.sources.queue_choice import QueueChoice
 
 READ = {"servers": "a:1", "queue": "q"}
 

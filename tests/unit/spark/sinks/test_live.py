@@ -11,8 +11,8 @@ import pytest
 
 from kestrelmq.client.options import Expiry, item_times, protocol_expiry
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
-from kestrelmq.spark.live.dead_letters import CannotBeStored, DeadLetter, DeadLetters
-from kestrelmq.spark.live.writer import ItemSender, QueueStaysFull, Reject, by_due, grouped
+from kestrelmq.spark.sinks.dead_letters import CannotBeStored, DeadLetter, DeadLetters
+from kestrelmq.spark.sinks.live import ItemSender, QueueStaysFull, Reject, by_due, grouped
 from kestrelmq.spark.sinks.written_columns import cast
 from tests.support.fake_clock import FakeClock
 

@@ -48,9 +48,9 @@ from kestrelmq.errors import (
     ServerUnavailable,
 )
 from kestrelmq.names import queue_name_error
-from kestrelmq.spark.live.dead_letters import DeadLetter, DeadLetters
-from kestrelmq.spark.live.options import KestrelWriteOptions
 from kestrelmq.spark.sinks import written_columns
+from kestrelmq.spark.sinks.dead_letters import DeadLetter, DeadLetters
+from kestrelmq.spark.sinks.live_options import KestrelWriteOptions
 
 _COLUMNS: Final = ("queue", "data", "expiry", "due")
 _QUERY: Final = "sql.streaming.queryId"

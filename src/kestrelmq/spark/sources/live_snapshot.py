@@ -15,8 +15,8 @@ from kestrelmq.client.commands import BrowsedItem
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import KestrelError, ServerRefused
 from kestrelmq.protocol.reserving import MAX_RESERVED
-from kestrelmq.spark.live.refusals import is_refusal
-from kestrelmq.spark.live.server_probe import ServerProbe
+from kestrelmq.spark.sources.refusals import is_refusal
+from kestrelmq.spark.sources.server_probe import ServerProbe
 
 
 class QueueBeganAnew(KestrelError):  # noqa: N818 # says what it is

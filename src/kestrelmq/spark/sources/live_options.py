@@ -1,0 +1,97 @@
+"""Options of reading `kestrel`, and their validation. This module does not need Spark."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kestrelmq.errors import ConfigError
+from kestrelmq.spark.cluster_options import ClusterOptions, cluster_options
+from kestrelmq.spark.given_options import (
+    GivenOptions,
+    a_size,
+    a_time,
+    a_whole_number,
+)
+from kestrelmq.spark.sources.live_offsets import MAX_ITEMS, MAX_PARTITIONS
+from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.storage.locations import a_boolean
+
+DEFAULT_ITEMS: Final = 100_000
+DEFAULT_BYTES: Final = 128 << 20
+DEFAULT_WAIT: Final = 1.0
+_MOST_PER_SECOND: Final = 1_000_000_000
+DEFAULT_LOADING_PATIENCE: Final = 60.0
+_GONE: Final = {
+    "stagingLocation": "items are reserved at the servers until Spark has committed them",
+    "staging_location": "items are reserved at the servers until Spark has committed them",
+    "lease": "items are reserved until Spark has committed them",
+}
+"""Options of earlier versions, and why they are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KestrelReadOptions:
+    """Options of reading `kestrel`.
+
+    Attributes:
+        cluster: the servers.
+        queue: the queues to read.
+        max_items: maximum number of items in a batch.
+        max_bytes: approximate maximum of bytes of items in a batch.
+        min_partitions: minimum number of tasks that read a batch; there is at least one for each
+            server.
+        wait: seconds that the driver waits for an item at a time.
+        patience: seconds that a task waits for a server that is away, and a query that ends by
+            itself for a queue that is still loading.
+        max_items_per_second: most items that a stream takes in a second; None for any number.
+        create_children: whether queues get the fanout child that a pattern such as `orders_*+copy`
+            means and that they do not have yet.
+        fails_on_loss: whether the query fails if items of a batch are not held any more.
+        query_name: what the query is called at the servers.
+    """
+
+    cluster: ClusterOptions
+    queue: QueueChoice
+    max_items: int = DEFAULT_ITEMS
+    max_bytes: int = DEFAULT_BYTES
+    min_partitions: int = 1
+    wait: float = DEFAULT_WAIT
+    patience: float = DEFAULT_LOADING_PATIENCE
+    max_items_per_second: int | None = None
+    create_children: bool = False
+    fails_on_loss: bool = True
+    query_name: str = "spark"
+
+
+def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
+    """Validate the options of reading `kestrel`.
+
+    Raises:
+        ConfigError: an option is missing, unknown or has a value that is not allowed.
+    """
+    options = GivenOptions("reading kestrel", given)
+    for name, why in _GONE.items():
+        if name.lower() in map(str.lower, given):
+            raise ConfigError(f"option '{name}' of reading kestrel is gone: {why}")
+    cluster = cluster_options(options)
+    queue = options.take("queue", None, QueueChoice.parse)
+    if queue is None:
+        raise ConfigError(
+            "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
+            "separated by commas, or a pattern such as 'orders_*'"
+        )
+    return options.checked(
+        KestrelReadOptions(
+            cluster,
+            queue,
+            options.take("maxItemsPerTrigger", DEFAULT_ITEMS, a_whole_number(MAX_ITEMS)),
+            options.take("maxBytesPerTrigger", DEFAULT_BYTES, a_size),
+            options.take("minPartitions", 1, a_whole_number(MAX_PARTITIONS)),
+            options.take("wait", DEFAULT_WAIT, a_time),
+            options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
+            options.take("maxItemsPerSecond", None, a_whole_number(_MOST_PER_SECOND)),
+            options.take("createChildren", False, a_boolean),
+            options.take("failOnDataLoss", True, a_boolean),
+            options.take("queryName", "spark", str),
+        )
+    )
