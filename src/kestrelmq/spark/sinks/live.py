@@ -177,13 +177,12 @@ class ItemSender:
             InvalidRequest: an item cannot be sent.
             ServerRefused: no server would ever accept an item.
         """
-        if self._numbered is None:
-            self._send(queue, items, expiry, due)
-            return
-        begin = self._next.get(queue, self._numbered.begin)
+        mark: dict[str, Any] = {}
+        begin = self._next.get(queue, self._numbered.begin if self._numbered else 0)
         self._next[queue] = begin + len(items)
         for number, some in self._fitting(queue, items, expiry):
-            mark = {"producer": self._numbered.producer, "sequence": begin + number}
+            if self._numbered is not None:
+                mark = {"producer": self._numbered.producer, "sequence": begin + number}
             self._send(queue, some, expiry, due, mark)
 
     def _fitting(
@@ -211,10 +210,10 @@ class ItemSender:
         items: Sequence[bytes],
         expiry: Expiry,
         due: int | None,
-        mark: dict[str, Any] | None = None,
+        mark: dict[str, Any],
     ) -> None:
         """Do what `send` does; `mark` has the producer, and the number of the first item."""
-        left, are_checked = list(items), mark is not None
+        left = list(items)
         pause = _FIRST_PAUSE
         deadline = self._clock.monotonic() + self._patience
         while left:
@@ -226,7 +225,7 @@ class ItemSender:
                     expiry,
                     delay=self._delay_until(due),
                     retry_unknown=True,
-                    **(mark or {}),
+                    **mark,
                 )
             except ClientError as error:
                 hopeless = isinstance(error, InvalidRequest) or (
@@ -236,7 +235,7 @@ class ItemSender:
                     raise
                 stored, reason = error.stored, str(error)
             done = sum(outcome is True for outcome in stored)
-            if mark is not None:
+            if mark:
                 # Behind one that is refused none is stored; what is unknown is sent again as it is.
                 done = sum(1 for _ in takewhile(lambda outcome: outcome is True, stored))
                 stored = stored[:done]
@@ -248,9 +247,6 @@ class ItemSender:
                     if place >= len(stored) or stored[place] is not True
                 ]
                 pause, deadline = _FIRST_PAUSE, self._clock.monotonic() + self._patience
-            if left and not are_checked:
-                largest, are_checked = self._largest(queue), True
-                left = self._without_too_large(queue, left, expiry, largest)
             if not left:
                 return
             if self._clock.monotonic() >= deadline:
@@ -323,11 +319,11 @@ class _RowWriter:
         """Add the rows of one task."""
         items = 0
         membership: Membership = self._options.cluster.membership()
-        numbered = None
+        numbered = numbering(self._name)
         if self._options.exactly_once:
-            numbered = numbering(self._name)
             membership = _home(membership, numbered.producer)
-        dead_letters = DeadLetters(self._options.dead_letter_path)
+        task = f"{numbered.producer}-{numbered.begin}"
+        dead_letters = DeadLetters(self._options.dead_letter_path, task)
         with Client(membership) as client:
             sender = ItemSender(
                 client,
@@ -335,7 +331,7 @@ class _RowWriter:
                 delay=self._options.delay,
                 largest=partial(largest_item, membership),
                 reject=dead_letters.add,
-                numbered=numbered,
+                numbered=numbered if self._options.exactly_once else None,
             )
             zone = written_columns.session_zone()
             for batch in iterator:

@@ -36,7 +36,7 @@ DAMAGED: Final = "DAMAGED"
 MAX_BATCH_BYTES: Final = 64 << 20
 """Maximum bytes of journal in an Arrow batch; a longer record gets its own batch."""
 
-_LONGEST: Final = (2**63 - 1) // 1000
+LONGEST: Final = (2**63 - 1) // 1000
 """How far from the epoch a time in ms may be, for its microseconds to fit into 64 bits."""
 _NAMES: Final = pa.array(OPERATIONS)
 _DATA_AT: Final[NDArray[np.int64]] = np.array([9, 0, 21, 0, 0, 0, 0, 25, 25, 0], dtype=np.int64)
@@ -101,7 +101,7 @@ def expiries(view: FileView, chunk: Chunk) -> pa.Array:
 
 def timestamps(times: pa.Array, never: int | None = None) -> pa.Array:
     """Return times (ms) as Spark has them; null for `never`, and for one that Spark cannot hold."""
-    held = pc.and_(pc.greater_equal(times, -_LONGEST), pc.less_equal(times, _LONGEST))
+    held = pc.and_(pc.greater_equal(times, -LONGEST), pc.less_equal(times, LONGEST))
     if never is not None:
         held = pc.and_(held, pc.not_equal(times, never))
     held = pc.if_else(held, times, pa.scalar(None, pa.int64()))

@@ -152,18 +152,21 @@ def test_an_item_that_no_server_takes_does_not_hold_up_the_others() -> None:
 
 
 def test_dead_letters_are_a_table(tmp_path: Path) -> None:
-    """Several files if they are many; no file if there are none."""
-    letters = DeadLetters(str(tmp_path / "dead"), FakeClock())
-    letters.flush()
-    assert not (tmp_path / "dead").exists()
-    letters.add(DeadLetter("q", b"x" * (17 << 20), 0, "too large"))
-    letters.add(DeadLetter(None, None, 7, "nothing"))
-    letters.flush()
+    """Several files if they are many; no file if there are none; a task that fails adds nothing."""
+    for _ in range(2):
+        letters = DeadLetters(str(tmp_path / "dead"), "query.0-1")
+        letters.flush()
+        letters.add(DeadLetter("q", b"x" * (17 << 20), 0, "too large"))
+        letters.add(DeadLetter(None, None, 7000, "nothing"))
+        letters.flush()
+    DeadLetters(str(tmp_path / "none"), "query.0-1").flush()
 
+    assert not (tmp_path / "none").exists()
     assert len(list((tmp_path / "dead").iterdir())) == 2
     rows = pq.read_table(tmp_path / "dead").to_pylist()
     found = {(row["queue"], len(row["data"] or b""), row["expiry"], row["reason"]) for row in rows}
-    assert found == {("q", 17 << 20, 0, "too large"), (None, 0, 7, "nothing")}
+    expiry = datetime.fromtimestamp(7, UTC)
+    assert found == {("q", 17 << 20, None, "too large"), (None, 0, expiry, "nothing")}
 
 
 def groups(
