@@ -195,7 +195,7 @@ def test_a_single_journal_file_has_its_delayed_items(spark: SparkSession, tmp_pa
 
 def fates_in(rows: DataFrame) -> list[tuple[str, int, str, int | None, bytes]]:
     """Return what became of each item, in order."""
-    found = rows.orderBy("queue", "ordinal").collect()
+    found = rows.orderBy("queue", "ordinal").withColumn("due", f.unix_millis("due")).collect()
     return [(row.queue, row.ordinal, row.fate, row.due, bytes(row.data)) for row in found]
 
 
@@ -216,12 +216,13 @@ def test_history_has_delayed_items_and_restore_takes_them(
         ("only", 0, "delayed", NOW + 1, b"alone"),
         ("plain", 0, "live", None, b"x"),
     ]
-    late = items.where("fate = 'delayed'").orderBy("queue", "ordinal").collect()
+    times = {name: f.unix_millis(name) for name in ("add_time", "expiry")}
+    late = items.where("fate = 'delayed'").orderBy("queue", "ordinal").withColumns(times).collect()
     assert [(row.file, row.position, row.add_time, row.expiry, row.aborts) for row in late] == [
-        ("jobs.5", 140, NOW + HOUR, 0, 0),
+        ("jobs.5", 140, NOW + HOUR, None, 0),
         ("jobs", 109, NOW + HOUR + 1, 7, 0),
-        ("jobs.5", 70, NOW + 2 * HOUR, 0, 0),
-        ("only", 0, NOW + 1, 0, 0),
+        ("jobs.5", 70, NOW + 2 * HOUR, None, 0),
+        ("only", 0, NOW + 1, None, 0),
     ]
     items.write.parquet(table)
     assert restore(spark, table, str(tmp_path / "back")) == 8

@@ -101,7 +101,7 @@ def test_restore_of_a_time_range_to_another_queue(
     options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"))
     client.put("work", b"early")
     run(spark, options)
-    times = read_archive(spark, options.output).select("read_time").collect()
+    times = read_archive(spark, options.output).select(f.unix_millis("read_time")).collect()
     between = datetime.fromtimestamp(times[0][0] / 1000, UTC) + timedelta(milliseconds=1)
     client.put("work", b"late")
     run(spark, options)
@@ -111,7 +111,9 @@ def test_restore_of_a_time_range_to_another_queue(
     until = between.isoformat()
     assert restore_live(spark, options.output, cluster, queue="back", until=until) == 1
     assert list(client.consume("back", idle_timeout=0)) == [b"early"]
-    untold = read_archive(spark, options.output).withColumn("add_time", f.lit(None).cast("long"))
+    untold = read_archive(spark, options.output).withColumn(
+        "add_time", f.lit(None).cast("timestamp")
+    )
     assert in_time_range(untold, between, None).count() == 1
 
 

@@ -54,8 +54,8 @@ _CHOICE: Final = "queues"
 JOURNALS: Final = "_journals"
 _SOURCE: Final = "source.json"
 _FOLLOWED: Final = (
-    "queue string, operation string, add_ms long, expiry_ms long, size int, data binary, "
-    "sequence long, spool string"
+    "queue string, operation string, add_time timestamp, expiry timestamp, add_ms long, "
+    "expiry_ms long, size int, data binary, sequence long, spool string"
 )
 
 
@@ -235,9 +235,9 @@ def new_items(operations: DataFrame) -> DataFrame:
         "queue",
         f.col("spool").alias("server"),
         f.col("sequence").alias("position"),
-        f.unix_millis(f.current_timestamp()).alias("read_time"),
-        f.col("add_ms").alias("add_time"),
-        f.col("expiry_ms").alias("expiry"),
+        f.current_timestamp().alias("read_time"),
+        "add_time",
+        "expiry",
         f.lit(None).cast("int").alias("deliveries"),
         "size",
         "data",
@@ -247,7 +247,7 @@ def new_items(operations: DataFrame) -> DataFrame:
 def _start(rows: DataFrame, output: str, table_format: str, every: str | None) -> StreamingQuery:
     """Start to append rows with the columns of `kestrel` to the table."""
     path = table_path(output)
-    dated = rows.withColumn("date", f.to_date(f.timestamp_millis("read_time"))).writeStream
+    dated = rows.withColumn("date", f.to_date("read_time")).writeStream
     writer = dated.format(table_format).option("path", path).partitionBy("queue", "date")
     writer = writer.option("checkpointLocation", f"{path}/{CHECKPOINT}").queryName("archive")
     if every is None:

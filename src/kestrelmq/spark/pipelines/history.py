@@ -11,7 +11,7 @@ A delayed item counts once: as delayed until it joins its queue, and then in the
 dropped before it was due does not count.
 
 `aborts` counts how often a read of the item was given back. A remove has no time in the journal:
-`gone_after` and `gone_before` (ms) are the add times of the nearest adds with a time before and
+`gone_after` and `gone_before` are the add times of the nearest adds with a time before and
 after it, in whichever files; null if there is none. An item counts as expired if even the time
 before it left the queue is past its expiry: before the remove, or before the read that was
 confirmed was opened, because a server hands out no expired item. How a journal is divided into
@@ -22,7 +22,7 @@ Packing drops history: items that were gone before a journal was packed are not 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,7 +40,20 @@ from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.spool import SpoolFile, by_queue, list_files
 
+T = TypeVar("T")
+
 _KEY = ["spool", "queue", "ordinal"]
+_TIMES = ("add_time", "expiry", "gone_after", "gone_before", "due")
+_DELAYED_SCHEMA = pa.schema(
+    [
+        *item_history.ITEM_SCHEMA,
+        ("fate", pa.string()),
+        ("aborts", pa.int32()),
+        ("gone_after", pa.int64()),
+        ("gone_before", pa.int64()),
+        ("due", pa.int64()),
+    ]
+)
 
 
 def history(
@@ -55,7 +68,8 @@ def history(
     Columns: `spool, queue, ordinal, file, position, add_time, expiry, size, data, fate, aborts,
     gone_after, gone_before, due`; `ordinal` counts a queue's adds from 0, and its delayed items
     behind those, by the times at which they are due; `position` is the byte where the record
-    begins. Only delayed items have a `due`, which is also their `add_time`.
+    begins. Only delayed items have a `due`, which is also their `add_time`. Times are null if Spark
+    cannot hold them, and an expiry is null for never.
 
     Args:
         spark: the session.
@@ -63,6 +77,25 @@ def history(
         with_data: read the items' data; otherwise `data` is null.
         storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
     """
+    items = history_in_ms(spark, path, with_data=with_data, storage=storage)
+    named = {name: timestamp(f.col(name)) for name in _TIMES}
+    return items.withColumn("expiry", f.nullif("expiry", f.lit(0))).withColumns(named)
+
+
+def timestamp(time: Column) -> Column:
+    """Return a time (ms) as Spark has it; null for one that it cannot hold."""
+    held = time.between(-columns.LONGEST, columns.LONGEST)
+    return f.when(held, f.timestamp_millis(time))
+
+
+def history_in_ms(
+    spark: SparkSession,
+    path: JournalPath,
+    *,
+    with_data: bool = False,
+    storage: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return what `history` does, with times in ms as journals have them; expiry 0 is never."""
     queues = list(by_queue(list_files(place_of(spark, path, storage))))
     replayed = replay_in_parallel(queues, summarise_on(spark))
     times = iter(
@@ -95,11 +128,10 @@ def history(
     tasks = [(one.files, one.end.adds, with_data) for one in replayed if one.end.delays]
     if not tasks:
         return items
-    delayed = spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_delayed)
-    return items.union(spark.createDataFrame(delayed, items.schema))
+    return items.union(_traced(spark, tasks, _delayed, _DELAYED_SCHEMA))
 
 
-def _delayed(task: tuple[Sequence[SpoolFile], int, bool]) -> Iterator[tuple[Any, ...]]:
+def _delayed(task: tuple[Sequence[SpoolFile], int, bool]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the delayed items of a queue.
 
     `task` is its files, how many items in line it has had, and whether the rows have the data.
@@ -110,18 +142,19 @@ def _delayed(task: tuple[Sequence[SpoolFile], int, bool]) -> Iterator[tuple[Any,
         due, data = item_add_time(record), item_data(record)
         where = (file.spool, file.queue, adds + place, file.name, at)
         item = (due, item_expiry(record), len(data), data if with_data else None)
-        yield (*where, *item, "delayed", 0, None, None, due)
+        row = (*where, *item, "delayed", 0, None, None, due)
+        yield pa.RecordBatch.from_arrays([[one] for one in row], schema=_DELAYED_SCHEMA)
 
 
 def _traced(
     spark: SparkSession,
-    tasks: Sequence[item_history.TraceTask],
-    read: Callable[[item_history.TraceTask], Iterator[pa.RecordBatch]],
+    tasks: Sequence[T],
+    read: Callable[[T], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    """Return the rows that `read` makes of each file."""
+    """Return the rows that `read` makes of each task."""
 
-    def work(_place: int, task: item_history.TraceTask) -> Iterator[pa.RecordBatch]:
+    def work(_place: int, task: T) -> Iterator[pa.RecordBatch]:
         return columns.coalesce(read(task), DEFAULT_BATCH_ROWS)
 
     return rows_on(spark, work, tasks, from_arrow_schema(schema))

@@ -18,7 +18,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from kestrelmq.spark.pipelines.history import history
+from kestrelmq.spark.pipelines.history import history_in_ms, timestamp
 from kestrelmq.spark.pipelines.report_page import (
     HOUR_MS,
     LargestItem,
@@ -71,7 +71,7 @@ def report(
     target = place_of(spark, output, storage, "output")
     check_apart(path, target)
     hours_table, queues_table = f"{output}/hours", f"{output}/queues"
-    items = history(spark, path).drop("data").persist()
+    items = history_in_ms(spark, path).drop("data").persist()
     try:
         write_table(by_hour(items), hours_table, mode, table_format=table_format)
         write_table(by_queue(items), queues_table, mode, table_format=table_format)
@@ -87,6 +87,7 @@ def report(
     hours = [
         QueueHour(**row.asDict())
         for row in read_table(spark, hours_table, table_format)
+        .withColumn("hour", f.coalesce(f.unix_millis("hour"), f.lit(0)))
         .select(*(field.name for field in fields(QueueHour)))
         .orderBy("queue", "hour")
         .collect()
@@ -107,7 +108,7 @@ def by_hour(items: DataFrame) -> DataFrame:
     """Return a row for each queue and hour in which an item was added or left.
 
     Columns:
-        queue, hour: the queue, and when the hour begins (ms).
+        queue, hour: the queue, and when the hour begins; null if Spark cannot hold the time.
         items_in, bytes_in, largest: of items added in the hour.
         aborted: how often these items were given back, at any time.
         items_out, bytes_out, expired: of items that left in the hour.
@@ -140,7 +141,7 @@ def by_hour(items: DataFrame) -> DataFrame:
             "depth": f.sum(f.col("items_in") - f.col("items_out")).over(so_far),
             "depth_bytes": f.sum(f.col("bytes_in") - f.col("bytes_out")).over(so_far),
         }
-    )
+    ).withColumn("hour", timestamp(f.col("hour")))
 
 
 def by_queue(items: DataFrame) -> DataFrame:

@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from kestrelmq.client.commands import BrowsedItem, ReservedRead
@@ -59,9 +60,9 @@ KESTREL_SCHEMA: Final = StructType(
         StructField("queue", StringType(), nullable=False),
         StructField("server", StringType(), nullable=False),
         StructField("position", LongType(), nullable=False),
-        StructField("read_time", LongType(), nullable=False),
-        StructField("add_time", LongType(), nullable=True),
-        StructField("expiry", LongType(), nullable=True),
+        StructField("read_time", TimestampType(), nullable=False),
+        StructField("add_time", TimestampType(), nullable=True),
+        StructField("expiry", TimestampType(), nullable=True),
         StructField("deliveries", IntegerType(), nullable=True),
         StructField("size", IntegerType(), nullable=False),
         StructField("data", BinaryType(), nullable=False),
@@ -144,6 +145,8 @@ class _RowMaker:
     ) -> pa.RecordBatch:
         count, data = len(found), pa.array([one.data for one in found], pa.binary())
         positions = np.arange(position, position + count)
+        add_times = pa.array([one.add_time for one in found], pa.int64())
+        expiries = pa.array([one.expiry for one in found], pa.int64())
         deliveries = [one.deliveries if isinstance(one, ReservedRead) else None for one in found]
         return rows(
             self._schema,
@@ -151,9 +154,9 @@ class _RowMaker:
                 "queue": lambda: columns.constant(of.queue, count),
                 "server": lambda: columns.constant(of.server, count),
                 "position": lambda: pa.array(positions),
-                "read_time": lambda: pa.array(np.full(count, read_time, dtype=np.int64)),
-                "add_time": lambda: pa.array([one.add_time for one in found], pa.int64()),
-                "expiry": lambda: pa.array([one.expiry for one in found], pa.int64()),
+                "read_time": lambda: columns.timestamps(pa.array([read_time] * count)),
+                "add_time": lambda: columns.timestamps(add_times),
+                "expiry": lambda: columns.timestamps(expiries, 0),
                 "deliveries": lambda: pa.array(deliveries, pa.int32()),
                 "size": lambda: pc.binary_length(data),
                 "data": lambda: data,
