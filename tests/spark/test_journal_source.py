@@ -167,7 +167,10 @@ def test_filters_are_pushed_down_and_change_no_result(spark: SparkSession, tmp_p
     """With and without push-down the same rows come; with it, other files are not opened."""
     random_spool(random.Random(3), tmp_path, 6)
     (tmp_path / "damaged").write_bytes(DAMAGE)
-    condition = "queue = 'queue1' AND operation IN ('ADDX', 'CONTINUE') AND position > 10"
+    condition = (
+        "queue = 'queue1' AND operation IN ('ADDX', 'CONTINUE') AND position > 10 "
+        f"AND add_time >= timestamp_millis({NOW}) AND add_ms < 9e18"
+    )
 
     pushed = read_journals(spark, str(tmp_path)).where(condition).collect()
     by_hand = spark.read.format("kestrel.journal").option("mode", "dropmalformed")

@@ -8,8 +8,9 @@ torn record at the end of a queue's last file is not damage: it is being written
 machine crashed. It yields no row, just as a server loads no item from it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -19,8 +20,15 @@ from pyspark.sql.datasource import (
     EqualNullSafe,
     EqualTo,
     Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
     In,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
 )
 from pyspark.sql.types import StructType
 
@@ -33,8 +41,9 @@ from kestrelmq.spark.sources.journal_options import (
     journal_stream_options,
     journal_write_path,
 )
-from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA, RowMaker
+from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA, RowMaker, TimeFilter
 from kestrelmq.spark.sources.journal_stream import SEQUENCE_COLUMN, JournalStreamReader
+from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.opening import open_view
 from kestrelmq.spark.storage.spool import SpoolFile, list_files
 from kestrelmq.spark.tables import (
@@ -45,7 +54,23 @@ from kestrelmq.spark.tables import (
 )
 
 JOURNAL_FORMAT: Final = "kestrel.journal"
-_PUSHED: Final = frozenset({"queue", "file", "operation"})
+_TEXTS: Final = frozenset({"queue", "file", "operation"})
+_TIMES: Final = frozenset({"add_time", "expiry", "add_ms", "expiry_ms"})
+_MATCHES: Final[dict[type[Filter], Callable[[str, Any], bool]]] = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    In: lambda text, values: text in values,
+    StringStartsWith: str.startswith,
+    StringEndsWith: str.endswith,
+    StringContains: operator.contains,
+}
+_COMPARISONS: Final[dict[type[Filter], str]] = {
+    EqualTo: "equal",
+    GreaterThan: "greater",
+    GreaterThanOrEqual: "greater_equal",
+    LessThan: "less",
+    LessThanOrEqual: "less_equal",
+}
 
 
 class JournalPartition(InputPartition):
@@ -93,7 +118,8 @@ class JournalSourceReader(DataSourceReader):
     def __init__(self, options: JournalReadOptions, schema: StructType) -> None:
         self._options = options
         self._rows = RowMaker(schema, options.mode, options.batch_rows)
-        self._allowed: dict[str, frozenset[str]] = {}
+        self._texts: list[tuple[str, type[Filter], Any]] = []
+        self._times: list[TimeFilter] = []
 
     def partitions(self) -> list[InputPartition]:
         """List the files and divide them into partitions."""
@@ -112,13 +138,17 @@ class JournalSourceReader(DataSourceReader):
         parts = (batch for file in partition.files for batch in self._read_file(file))
         return self._rows.joined(parts)
 
-    def _allows(self, column: str, value: str) -> bool:
-        return column not in self._allowed or value in self._allowed[column]
+    def _allows(self, column: str, text: str) -> bool:
+        return all(_MATCHES[kind](text, than) for name, kind, than in self._texts if name == column)
 
     def _read_file(self, file: SpoolFile) -> Iterator[pa.RecordBatch]:
         view = open_view(file)
-        operations = self._allowed.get("operation")
-        return self._rows.batches(file, view, replayed_only=False, operations=operations)
+        named = (*columns.OPERATIONS, columns.DAMAGED)
+        wanted = [name for name in named if self._allows("operation", name)]
+        operations = wanted if len(wanted) < len(named) else None
+        return self._rows.batches(
+            file, view, replayed_only=False, operations=operations, times=self._times
+        )
 
 
 class PushdownJournalSourceReader(JournalSourceReader):
@@ -129,21 +159,13 @@ class PushdownJournalSourceReader(JournalSourceReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take the filters that compare a column with text by `=` or IN; return the others."""
+        """Take those that compare texts, or times; return the others."""
         for given in filters:
-            values = _values(given)
-            if values is None:
+            kind, path = type(given), getattr(given, "attribute", ())
+            column, than = path[0] if len(path) == 1 else "", getattr(given, "value", None)
+            if column in _TIMES and kind in _COMPARISONS:
+                self._times.append((column, _COMPARISONS[kind], than))
+            elif column in _TEXTS and kind in _MATCHES and than is not None:
+                self._texts.append((column, kind, than))
+            else:
                 yield given
-                continue
-            column = given.attribute[0]  # type: ignore[attr-defined]
-            before = self._allowed.get(column, values)
-            self._allowed[column] = before & values
-
-
-def _values(given: Filter) -> frozenset[str] | None:
-    if not isinstance(given, EqualTo | EqualNullSafe | In):
-        return None
-    if len(given.attribute) != 1 or given.attribute[0] not in _PUSHED:
-        return None
-    values = list(given.value) if isinstance(given, In) else [given.value]
-    return frozenset(values) if all(isinstance(value, str) for value in values) else None

@@ -4,12 +4,14 @@ A task reads a file up to the size that it had when the query was planned. Damag
 `mode` says it is: an error, a row, or the end of the file.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql.types import (
     BinaryType,
@@ -46,6 +48,10 @@ JOURNAL_SCHEMA: Final = StructType(
 )
 
 
+TimeFilter = tuple[str, str, datetime | int]
+"""A column of times, the function of Arrow's that compares it, and with what."""
+
+
 class RowMaker:
     """Makes the requested columns of operations."""
 
@@ -68,6 +74,7 @@ class RowMaker:
         *,
         replayed_only: bool,
         operations: Collection[str] | None = None,
+        times: Sequence[TimeFilter] = (),
         base: int = 0,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file.
@@ -77,6 +84,7 @@ class RowMaker:
             view: its bytes.
             replayed_only: whether to leave out what follows a STATE_DUMP.
             operations: the operations wanted; None means all.
+            times: conditions that the times of the wanted operations meet.
             base: what to add to the position of a record for its `sequence`.
 
         Raises:
@@ -89,6 +97,10 @@ class RowMaker:
                 if operations is not None:
                     codes = columns.operation_codes(chunk)
                     wanted = chunk.part(np.isin(codes, _codes(operations)))
+                for column, comparison, than in times:
+                    found = columns.RECORD_COLUMNS[column](view, wanted)
+                    met = pc.call_function(comparison, [found, pa.scalar(than, found.type)])
+                    wanted = wanted.part(met.fill_null(False).to_numpy(zero_copy_only=False))
                 for batch in columns.batches(wanted, self._batch_rows):
                     made: dict[str, Callable[[], pa.Array]] = {
                         name: partial(make, view, batch)
@@ -97,7 +109,7 @@ class RowMaker:
                     made["sequence"] = partial(_sequence, batch.starts, base)
                     yield self._rows(file, len(batch), made)
         except DamagedJournal as damage:
-            yield from self._damaged(file, view, damage, operations, base)
+            yield from self._damaged(file, view, damage, [] if times else operations, base)
 
     def joined(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join small batches."""
