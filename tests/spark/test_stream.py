@@ -94,7 +94,7 @@ def test_a_table_is_what_waits(spark: SparkSession, cluster: str, client: Client
     client.put_many(QUEUE, numbered(5, 500))
     assert reader.load().count() == 505
     assert reader.option("queue", "nothing").load().count() == 0
-    with pytest.raises(PySparkException, match="'stagingLocation' of reading kestrel is gone"):
+    with pytest.raises(PySparkException, match="= '/s' of reading kestrel is unknown"):
         reader.option("stagingLocation", "/s").load().count()
 
 

@@ -4,8 +4,8 @@ This module does not need Spark.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, cast, get_args
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
 
 from kestrelmq.spark.given_options import (
     GivenOptions,
@@ -34,16 +34,15 @@ _JOURNALS: Final = "a queue path, a journal file, or a glob of either"
 
 
 @dataclass(frozen=True, slots=True)
-class JournalReadOptions:
-    """Options of reading `kestrel.journal`.
+class SpoolOptions:
+    """What all options of reading journals are.
 
     Attributes:
         path: a queue path, a journal file, or a glob of either.
         mode: what to do at damage: `failfast` raises, `permissive` yields a row that describes it,
-            `dropmalformed` ends the file there.
+            `dropmalformed` ends the file there, or leaves the queue out.
         partition_bytes: small files share a partition up to this size; a larger file gets its own.
-        batch_rows: maximum number of records in an Arrow batch.
-        pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
+        batch_rows: maximum number of rows in an Arrow batch.
         columns: the columns of the table, if no schema is given; None means all.
     """
 
@@ -51,60 +50,49 @@ class JournalReadOptions:
     mode: Mode = "failfast"
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     batch_rows: int = DEFAULT_BATCH_ROWS
-    pushdown: bool = False
-    columns: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class JournalStreamOptions:
-    """Options of reading `kestrel.journal` as a stream.
+class JournalReadOptions(SpoolOptions):
+    """Options of reading `kestrel.journal`.
 
     Attributes:
-        path: a queue path, a journal file, or a glob of either; a file means its queue.
-        mode: as for reading a table.
-        partition_bytes: as for reading a table.
-        batch_rows: as for reading a table.
+        pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
+    """
+
+    pushdown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStreamOptions(SpoolOptions):
+    """Options of reading `kestrel.journal` as a stream; a path of a file means its queue.
+
+    Attributes:
         starting: where the stream begins: `earliest`, `latest`, or a time (ms since the epoch).
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
         wait: seconds that the driver waits for something new.
-        columns: as for reading a table.
     """
 
-    path: JournalPath
-    mode: Mode = "failfast"
-    partition_bytes: int = DEFAULT_PARTITION_BYTES
-    batch_rows: int = DEFAULT_BATCH_ROWS
     starting: Literal["earliest", "latest"] | int = "earliest"
     fails_on_loss: bool = True
     max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
     wait: float = DEFAULT_WAIT
-    columns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class QueueReadOptions:
+class QueueReadOptions(SpoolOptions):
     """Options of reading `kestrel.queue`.
 
     Attributes:
-        path: a queue path, a journal file, or a glob of either.
-        partition_bytes: as for `kestrel.journal`.
-        batch_rows: maximum number of items in an Arrow batch.
         direct_bytes: one task replays a queue whose journal is one file or at most this large; any
             other queue is planned first, its files in parallel.
         delayed: whether delayed items are rows, too.
-        mode: what to do with a damaged queue: `failfast` raises, `permissive` yields a row that
-            describes the damage, `dropmalformed` leaves the queue out.
-        columns: as for `kestrel.journal`.
     """
 
-    path: JournalPath
-    partition_bytes: int = DEFAULT_PARTITION_BYTES
-    batch_rows: int = DEFAULT_BATCH_ROWS
     direct_bytes: int = DEFAULT_DIRECT_BYTES
     delayed: bool = False
-    mode: Mode = "failfast"
-    columns: tuple[str, ...] | None = None
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
@@ -115,14 +103,7 @@ def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
     """
     options = GivenOptions("reading kestrel.journal", given)
     return options.checked(
-        JournalReadOptions(
-            path=options.journals(_JOURNALS),
-            mode=_mode(options),
-            partition_bytes=_partition_bytes(options),
-            batch_rows=_batch_rows(options),
-            pushdown=options.take("pushdown", False, a_boolean),
-            columns=_columns(options),
-        )
+        JournalReadOptions(**_of_all(options), pushdown=options.take("pushdown", False, a_boolean))
     )
 
 
@@ -136,34 +117,27 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
     earliest: Literal["earliest", "latest"] | int = "earliest"
     return options.checked(
         JournalStreamOptions(
-            path=options.journals(_JOURNALS),
-            mode=_mode(options),
-            partition_bytes=_partition_bytes(options),
-            batch_rows=_batch_rows(options),
+            **_of_all(options),
             starting=options.take("startingOffsets", earliest, _starting),
             fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
             max_bytes_per_batch=options.take("maxBytesPerTrigger", DEFAULT_BATCH_BYTES, a_size),
             wait=options.take("wait", DEFAULT_WAIT, a_time),
-            columns=_columns(options),
         )
     )
 
 
-def _mode(options: GivenOptions) -> Mode:
-    return cast(Mode, options.take("mode", "failfast", one_of(get_args(Mode))))
-
-
-def _columns(options: GivenOptions) -> tuple[str, ...] | None:
+def _of_all(options: GivenOptions) -> dict[str, Any]:
+    """Return the fields of `SpoolOptions`."""
     every: tuple[str, ...] | None = None
-    return options.take("columns", every, names)
-
-
-def _partition_bytes(options: GivenOptions) -> int:
-    return options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size)
-
-
-def _batch_rows(options: GivenOptions) -> int:
-    return options.take("batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS))
+    return {
+        "path": options.journals(_JOURNALS),
+        "mode": options.take("mode", "failfast", one_of(get_args(Mode))),
+        "partition_bytes": options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
+        "batch_rows": options.take(
+            "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
+        ),
+        "columns": options.take("columns", every, names),
+    }
 
 
 def journal_options(given: Mapping[str, str]) -> JournalReadOptions | JournalStreamOptions:
@@ -201,13 +175,9 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
     options = GivenOptions("reading kestrel.queue", given)
     return options.checked(
         QueueReadOptions(
-            path=options.journals(_JOURNALS),
-            partition_bytes=_partition_bytes(options),
-            batch_rows=_batch_rows(options),
+            **_of_all(options),
             direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
             delayed=options.take("delayed", False, a_boolean),
-            mode=_mode(options),
-            columns=_columns(options),
         )
     )
 

@@ -21,12 +21,6 @@ DEFAULT_BYTES: Final = 128 << 20
 DEFAULT_WAIT: Final = 1.0
 _MOST_PER_SECOND: Final = 1_000_000_000
 DEFAULT_LOADING_PATIENCE: Final = 60.0
-_GONE: Final = {
-    "stagingLocation": "items are reserved at the servers until Spark has committed them",
-    "staging_location": "items are reserved at the servers until Spark has committed them",
-    "lease": "items are reserved until Spark has committed them",
-}
-"""Options of earlier versions, and why they are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +64,6 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
         ConfigError: an option is missing, unknown or has a value that is not allowed.
     """
     options = GivenOptions("reading kestrel", given)
-    for name, why in _GONE.items():
-        if name.lower() in map(str.lower, given):
-            raise ConfigError(f"option '{name}' of reading kestrel is gone: {why}")
     cluster = cluster_options(options)
     queue = options.take("queue", None, QueueChoice.parse)
     if queue is None:

@@ -133,10 +133,9 @@ class StreamDriver:
             offset = parse_offset(logged)
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
-                "the checkpoint is of an earlier version, which staged items in files: end that "
-                "query with the version that began it, and begin a new one"
+                "the checkpoint is of an earlier version or another source: begin a new one"
             ) from None
-        if not self._choice.means(offset.queue):
+        if str(self._choice) != offset.queue:
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
                 f"checkpoint is of queue {offset.queue!r}. Give other queues their own checkpoint"

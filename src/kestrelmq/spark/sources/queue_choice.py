@@ -76,13 +76,6 @@ class QueueChoice:
         """Return the names and patterns for an error message."""
         return ", ".join([*self.names, *self.patterns])
 
-    def means(self, text: str) -> bool:
-        """Whether an offset with this text for its queues is of this choice.
-
-        Earlier versions wrote the queue's name, whatever characters it has.
-        """
-        return text in {str(self), self.only}
-
     def matches(self, name: str) -> bool:
         """Whether the queue is one of these."""
         return name in self.names or any(_matches(pattern, name) for pattern in self.patterns)

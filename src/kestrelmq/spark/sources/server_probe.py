@@ -104,7 +104,6 @@ class ServerProbe:
         self._connections: dict[Address, Connection] = {}
         self._refusing: set[Address] = set()
         self._failures: dict[Address, str] = {}
-        self._refused: set[tuple[Address, str]] = set()
         self._creates = create_children
 
     def known(self) -> list[str]:
@@ -331,32 +330,6 @@ class ServerProbe:
                 size += len(head.data)
         return found
 
-    def _peek(self, server: Address, names: Iterable[str]) -> dict[str, bool]:
-        """Return for each queue whether it has items; without those that cannot be read.
-
-        Raises:
-            ServerRefused: none of them can be read.
-        """
-        found = {}
-        refusal = None
-        for name in names:
-            try:
-                item = self._run(server, commands.peek(commands.checked_queue(name)))
-            except ServerRefused as error:
-                if not is_refusal(error):
-                    raise
-                refusal = error
-                self._close(server)  # the server may be closing the connection
-                if (server, name) not in self._refused:
-                    _log.warning("%s: queue %s cannot be read: %s", server, name, error)
-                self._refused.add((server, name))
-            else:
-                found[name] = item is not None
-                self._refused.discard((server, name))
-        if refusal is not None and not found:
-            raise refusal
-        return found
-
     def _check_readable(self, server: Address, patience: float) -> None:
         try:
             for name in self._names_to_check(server, patience):
@@ -399,7 +372,11 @@ class ServerProbe:
             for server, listed in found.items()
         }
         servers = [server for server, names in missing.items() if names]
-        self._ask_each(servers, lambda server: self._peek(server, missing[server]))
+
+        def peeks(names: Iterable[str]) -> list[Command[Any]]:
+            return [commands.peek(commands.checked_queue(name)) for name in names]
+
+        self._ask_each(servers, lambda server: self._run_each(server, peeks(missing[server])))
         return found
 
     def _list(self, server: Address) -> _ListedQueues:

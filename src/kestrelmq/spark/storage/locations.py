@@ -85,53 +85,42 @@ def _a_scheme(value: str) -> str:
 
 Parsers = Mapping[str, Callable[[str], object]]
 
-_S3: Final[Parsers] = {
-    "access_key": _a_text,
-    "secret_key": _a_text,
-    "session_token": _a_text,
+_NO_TEXT: Final[Parsers] = {
     "anonymous": a_boolean,
-    "role_arn": _a_text,
-    "session_name": _a_text,
-    "external_id": _a_text,
     "load_frequency": _a_number,
-    "region": _a_text,
     "request_timeout": _seconds,
     "connect_timeout": _seconds,
     "scheme": _a_scheme,
-    "endpoint_override": _a_text,
-    "proxy_options": _a_text,
     "force_virtual_addressing": a_boolean,
-    "tls_ca_file_path": _a_text,
-}
-_GCS: Final[Parsers] = {
-    "anonymous": a_boolean,
-    "access_token": _a_text,
     "credential_token_expiration": _a_time,
-    "target_service_account": _a_text,
-    "scheme": _a_scheme,
-    "endpoint_override": _a_text,
     "retry_time_limit": _a_duration,
-    "project_id": _a_text,
-}
-_HDFS: Final[Parsers] = {
-    "user": _a_text,
     "replication": _a_number,
     "buffer_size": _a_number,
     "default_block_size": _a_number,
-    "kerb_ticket": _a_text,
-}
-_AZURE: Final[Parsers] = {
-    "account_name": _a_text,
-    "account_key": _a_text,
-    "blob_storage_authority": _a_text,
     "blob_storage_scheme": _a_scheme,
-    "client_id": _a_text,
-    "client_secret": _a_text,
-    "dfs_storage_authority": _a_text,
     "dfs_storage_scheme": _a_scheme,
-    "sas_token": _a_text,
-    "tenant_id": _a_text,
 }
+"""Options that are no text."""
+
+
+def _parsers(names: str) -> Parsers:
+    return {name: _NO_TEXT.get(name, _a_text) for name in names.split()}
+
+
+_S3: Final = _parsers(
+    "access_key secret_key session_token anonymous role_arn session_name external_id "
+    "load_frequency region request_timeout connect_timeout scheme endpoint_override proxy_options "
+    "force_virtual_addressing tls_ca_file_path"
+)
+_GCS: Final = _parsers(
+    "anonymous access_token credential_token_expiration target_service_account scheme "
+    "endpoint_override retry_time_limit project_id"
+)
+_HDFS: Final = _parsers("user replication buffer_size default_block_size kerb_ticket")
+_AZURE: Final = _parsers(
+    "account_name account_key blob_storage_authority blob_storage_scheme client_id client_secret "
+    "dfs_storage_authority dfs_storage_scheme sas_token tenant_id"
+)
 _SCHEMES: Final[Mapping[str, Parsers]] = {
     "s3": _S3,
     "gs": _GCS,

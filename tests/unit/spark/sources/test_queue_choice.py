@@ -74,11 +74,3 @@ def test_the_children_that_a_pattern_means() -> None:
     assert choice.children_of("orders_1") == ["orders_1+*", "orders_1+copy"]
     assert choice.children_of("work") == ["work+*"]
     assert choice.children_of("work+copy") == []
-
-
-def test_an_offset_is_of_its_choice() -> None:
-    """Earlier versions wrote the name of the only queue as it is."""
-    assert QueueChoice.parse("b,a").means("a,b")
-    assert not QueueChoice.parse("a").means("a,b")
-    assert QueueChoice.parse("a[*]").means("a*")
-    assert not QueueChoice.parse("a*").means("a")
