@@ -25,7 +25,7 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
-from kestrelmq.spark.sources.journal import JournalPartition, JournalSourceReader
+from kestrelmq.spark.sources.journal import JournalSourceReader
 from kestrelmq.spark.sources.journal_options import JournalReadOptions
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
 from tests.spark.spools import NOW, adds, random_spool, write
@@ -253,9 +253,7 @@ def test_planning_over_ten_thousand_files(tmp_path: Path) -> None:
     partitions = JournalSourceReader(JournalReadOptions(str(tmp_path)), JOURNAL_SCHEMA).partitions()
 
     assert len(partitions) == 10
-    files = [
-        file for part in partitions if isinstance(part, JournalPartition) for file in part.files
-    ]
+    files = [file for part in partitions for file in part.value]
     assert len(files) == 10_000
 
 

@@ -300,9 +300,7 @@ def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_serve
     membership = options.cluster.membership()
     creates = options.child is not None
     with closing(ServerProbe(membership, choice, create_children=creates)) as probe:
-        probe.check_readable(DEFAULT_LOADING_PATIENCE)
-        if needs_server and not probe.counts():
-            raise probe.unavailable()
+        (probe.present if needs_server else probe.check_readable)(DEFAULT_LOADING_PATIENCE)
 
 
 def _check_same_journals(options: JournalArchiveOptions, output: str | Location) -> None:

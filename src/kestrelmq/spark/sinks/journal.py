@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -59,19 +59,6 @@ class PartsWritten(WriterCommitMessage):
         self.parts = tuple(parts)
 
 
-class WriteJob(Protocol):
-    """A write to a queue path, of the file system or of a store."""
-
-    def write(self, task: str, encoded: Iterable[EncodedRows]) -> list[JournalPart]:
-        """Write the parts of one attempt of a task, `task`, which reach the driver with it."""
-
-    def commit(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
-        """Put the parts of each queue, in the order of tasks, into the queues."""
-
-    def abort(self) -> None:
-        """Remove all parts."""
-
-
 class JournalWriter(DataSourceArrowWriter):
     """Writes journals. The driver makes it, sends a copy to every task, and commits with it."""
 
@@ -88,11 +75,11 @@ class JournalWriter(DataSourceArrowWriter):
         check_columns(schema)
         # Rows without an add time get the job's time, so that a repeated task writes the same.
         self._now = SystemClock().now()
-        self._job: WriteJob
-        if isinstance(path, Location):
-            self._job = StoredJob(path, self._now, overwrite=overwrite)
-        else:
-            self._job = LocalJob(path, self._now, overwrite=overwrite)
+        self._job = (
+            StoredJob(path, self._now, overwrite=overwrite)
+            if isinstance(path, Location)
+            else LocalJob(path, self._now, overwrite=overwrite)
+        )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartsWritten:
         """Write the parts of one task."""
@@ -120,7 +107,7 @@ class JournalWriter(DataSourceArrowWriter):
 
 
 class LocalJob:
-    """A write to a queue path of the file system; `WriteJob` describes the methods."""
+    """A write to a queue path of the file system."""
 
     def __init__(self, path: str, now: int, *, overwrite: bool) -> None:
         self._path = Path(path).absolute()
@@ -132,11 +119,11 @@ class LocalJob:
         self._overwrite = overwrite
 
     def write(self, task: str, encoded: Iterable[EncodedRows]) -> list[JournalPart]:
-        """Write the parts of one task."""
+        """Write the parts of one attempt of a task, `task`, which reach the driver with it."""
         return write_parts(self._work, task, encoded)
 
     def commit(self, parts: Mapping[str, Sequence[JournalPart]]) -> None:
-        """Put the parts into the queues, one queue after the other."""
+        """Put the parts of each queue, in the order of tasks, into it, one queue after another."""
         lock = _locked(self._path, self._work)
         try:
             _check_complete(parts)
@@ -158,7 +145,7 @@ class LocalJob:
 
 
 class StoredJob:
-    """A write to a queue path in a store; `WriteJob` describes the methods.
+    """A write to a queue path in a store.
 
     Tasks write their parts to a temporary directory first: a store appends to no object.
     """

@@ -9,8 +9,8 @@ machine crashed. It yields no row, just as a server loads no item from it.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -73,14 +73,6 @@ _COMPARISONS: Final[dict[type[Filter], str]] = {
 }
 
 
-class JournalPartition(InputPartition):
-    """The files that one task reads."""
-
-    def __init__(self, files: Sequence[SpoolFile]) -> None:
-        super().__init__(None)
-        self.files = tuple(files)
-
-
 class JournalSource(TableSource):
     """The data source `kestrel.journal`."""
 
@@ -129,13 +121,11 @@ class JournalSourceReader(DataSourceReader):
             if self._allows("queue", file.queue) and self._allows("file", file.name)
         ]
         shared = divide_by_cost(files, lambda file: file.cost, self._options.partition_bytes)
-        return [JournalPartition(share) for share in shared]
+        return [InputPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
-        if not isinstance(partition, JournalPartition):
-            return iter(())
-        parts = (batch for file in partition.files for batch in self._read_file(file))
+        """Yield the rows of a partition, which is a list of files; None if there is none."""
+        parts = (batch for file in partition.value or () for batch in self._read_file(file))
         return self._rows.joined(parts)
 
     def _allows(self, column: str, text: str) -> bool:
@@ -161,8 +151,9 @@ class PushdownJournalSourceReader(JournalSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take those that compare texts, or times; return the others."""
         for given in filters:
-            kind, path = type(given), getattr(given, "attribute", ())
-            column, than = path[0] if len(path) == 1 else "", getattr(given, "value", None)
+            kind, than = type(given), cast(Any, getattr(given, "value", None))
+            path: tuple[str, ...] = getattr(given, "attribute", ())
+            column = path[0] if len(path) == 1 else ""
             if column in _TIMES and kind in _COMPARISONS:
                 self._times.append((column, _COMPARISONS[kind], than))
             elif column in _TEXTS and kind in _MATCHES and than is not None:

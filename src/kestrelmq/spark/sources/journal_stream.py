@@ -8,7 +8,7 @@ What repeats earlier operations is no row: packs of files that were read, and th
 STATE_DUMP. A record that is being written is left for a later batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -29,14 +29,6 @@ from kestrelmq.spark.tables import divide_by_cost
 
 SEQUENCE_COLUMN: Final = StructType([StructField("sequence", LongType(), nullable=False)])
 """Orders the operations of a queue, in whichever files they are; only if it is requested."""
-
-
-class RangesPartition(InputPartition):
-    """The ranges of files that one task reads."""
-
-    def __init__(self, ranges: Sequence[FileRange]) -> None:
-        super().__init__(None)
-        self.ranges = tuple(ranges)
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -83,13 +75,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the partitions of the batch between two offsets."""
         ranges = self._follower.ranges(start, end)
         shared = divide_by_cost(ranges, lambda one: one.cost, self._options.partition_bytes)
-        return [RangesPartition(share) for share in shared]
+        return [InputPartition(share) for share in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a partition."""
-        if not isinstance(partition, RangesPartition):
-            return iter(())
-        parts = (batch for one in partition.ranges for batch in self._read_range(one))
+        """Yield the rows of a partition, which is a list of ranges; None if there is none."""
+        parts = (batch for one in partition.value or () for batch in self._read_range(one))
         return self._rows.joined(parts)
 
     def _read_range(self, one: FileRange) -> Iterator[pa.RecordBatch]:

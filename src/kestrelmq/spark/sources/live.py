@@ -70,15 +70,6 @@ KESTREL_SCHEMA: Final = StructType(
 )
 
 
-class KestrelPartition(InputPartition):
-    """What one task reads: chunks of a batch, all of one server."""
-
-    def __init__(self, chunks: Sequence[Chunk], read_time: int) -> None:
-        super().__init__(None)
-        self.chunks = list(chunks)
-        self.read_time = read_time
-
-
 class KestrelSource(TableSource):
     """The data source `kestrel`."""
 
@@ -112,15 +103,6 @@ class KestrelSource(TableSource):
         if overwrite:
             raise ConfigError('writing kestrel: a queue is added to: use outputMode("append")')
         return KestrelStreamWriter(kestrel_write_options(self.options), schema)
-
-
-class SnapshotPartition(InputPartition):
-    """What one task reads of a snapshot, which was made at `read_time`."""
-
-    def __init__(self, stretch: Stretch, read_time: int) -> None:
-        super().__init__(None)
-        self.stretch = stretch
-        self.read_time = read_time
 
 
 class _RowMaker:
@@ -172,14 +154,15 @@ class KestrelTableReader(_RowMaker, DataSourceReader):
         options, now = self._options, SystemClock().now()
         with closing(self._probe()) as probe:
             found = stretches(probe, options.patience, options.min_partitions)
-        return [SnapshotPartition(one, now) for one in found]
+        return [InputPartition((one, now)) for one in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the items of a partition that still wait."""
-        if not isinstance(partition, SnapshotPartition):
+        if partition.value is None:
             return  # an empty queue
-        for position, items in look_through(partition.stretch):
-            yield self._rows(partition.stretch, items, position, partition.read_time)
+        stretch, read_time = partition.value
+        for position, items in look_through(stretch):
+            yield self._rows(stretch, items, position, read_time)
 
 
 class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -219,20 +202,21 @@ class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvai
             return []
         offset = self._stream_driver().offset_of(end)
         groups = grouped(chunks_of(offset), self._options.min_partitions)
-        return [KestrelPartition(group, offset.read_time) for group in groups]
+        return [InputPartition((group, offset.read_time)) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a partition's items, which are the same each time."""
-        if not isinstance(partition, KestrelPartition):
+        if partition.value is None:
             return  # a batch without items
+        chunks, read_time = partition.value
         options = self._options
         held = HeldItems(options.patience, fails_on_loss=options.fails_on_loss)
         try:
-            for chunk in partition.chunks:
+            for chunk in chunks:
                 found = held.read(chunk)
                 self._reached("yielding")
                 if found:
-                    yield self._rows(chunk, found, chunk.position, partition.read_time)
+                    yield self._rows(chunk, found, chunk.position, read_time)
         finally:
             held.close()
 

@@ -51,13 +51,9 @@ def stretches(probe: ServerProbe, patience: float, partitions: int) -> list[Stre
         QueueCannotBeRead: a server does not let a queue be read.
         ServerUnavailable: no server can be asked.
     """
-    probe.check_readable(patience)
-    counts = probe.counts()
-    if not counts:
-        raise probe.unavailable()
     found: list[Stretch] = []
     position = 0
-    for server, queues in sorted(counts.items()):
+    for server, queues in sorted(probe.present(patience).items()):
         for queue in sorted(queues):
             run, begin, end = probe.ends(server, queue)
             if begin < end:

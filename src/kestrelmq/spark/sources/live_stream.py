@@ -180,11 +180,7 @@ class StreamDriver:
             ServerUnavailable: no server can be asked.
             QueueCannotBeRead: a server has a queue but refuses to let it be read.
         """
-        self._servers.check_readable(self._patience)
-        counts = self._servers.counts()
-        if not counts:
-            raise self._servers.unavailable()
-        self._remaining = _by_queue(counts)
+        self._remaining = _by_queue(self._servers.present(self._patience))
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:
         """Return how much waits on each server that can be asked; None if no server can.

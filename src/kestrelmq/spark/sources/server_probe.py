@@ -232,6 +232,24 @@ class ServerProbe:
             with ThreadPoolExecutor(min(len(servers), _MAX_THREADS)) as threads:
                 list(threads.map(lambda server: self._check_readable(server, patience), servers))
 
+    def present(self, patience: float) -> dict[str, dict[str, int]]:
+        """Return what `counts` does, once the queues can be read: see `check_readable`.
+
+        Raises:
+            QueueCannotBeRead: a queue cannot be read.
+            ServerUnavailable: no server can be asked.
+        """
+        self.check_readable(patience)
+        counts = self.counts()
+        if counts:
+            return counts
+        reasons = sorted(self._failures.values())
+        shown = "; ".join(reasons[:_MOST_REASONS])
+        more = f"; and {len(reasons) - _MOST_REASONS} more" if reasons[_MOST_REASONS:] else ""
+        raise ServerUnavailable(
+            f"no server can be asked what is in the queue: {shown or 'none is known'}{more}"
+        )
+
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of items in each queue on each server that can be asked.
 
@@ -265,15 +283,6 @@ class ServerProbe:
         if len(places) < len(looks) or places[0][0] != places[1][0]:
             return "", 0, 0
         return places[0][0], int(places[0][2]), int(places[1][2])
-
-    def unavailable(self) -> ServerUnavailable:
-        """Return the error to raise when no server can be asked; it says why."""
-        reasons = sorted(self._failures.values())
-        shown = "; ".join(reasons[:_MOST_REASONS])
-        more = f"; and {len(reasons) - _MOST_REASONS} more" if reasons[_MOST_REASONS:] else ""
-        return ServerUnavailable(
-            f"no server can be asked what is in the queue: {shown or 'none is known'}{more}"
-        )
 
     def backlog(self) -> dict[str, dict[str, Any]]:
         """Return how much waits on each server that can be asked.
