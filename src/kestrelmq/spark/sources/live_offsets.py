@@ -10,8 +10,9 @@ attempt that was not logged, and another driver, get the same items. PART counts
 on a server. The lease has no end; the owner is NAME, by which people find what is held.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 MAX_ITEMS: Final = 1 << 22
@@ -63,24 +64,8 @@ class HeldOffset:
 
     def to_json(self) -> dict[str, Any]:
         """Return what Spark logs."""
-        held = {
-            server: {
-                "name": one.name,
-                "epoch": one.epoch,
-                "queues": {
-                    name: [list(part) for part in some] for name, some in one.queues.items()
-                },
-            }
-            for server, one in self.held.items()
-        }
-        return {
-            "name": self.name,
-            "epoch": self.epoch,
-            "queue": self.queue,
-            "read_time": self.read_time,
-            "held": held,
-            "servers": list(self.servers),
-        }
+        logged: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return logged
 
     @property
     def new(self) -> dict[str, Held]:
@@ -95,25 +80,11 @@ class HeldOffset:
 
 def parse_offset(logged: Mapping[str, Any]) -> HeldOffset:
     """Return the offset that was logged. Raises KeyError, TypeError, ValueError: it is none."""
-    held = {
-        server: Held(
-            one["name"],
-            one["epoch"],
-            {
-                name: [(nonce, count) for nonce, count in parts]
-                for name, parts in one["queues"].items()
-            },
-        )
-        for server, one in logged["held"].items()
-    }
-    return HeldOffset(
-        logged["name"],
-        logged["epoch"],
-        logged["queue"],
-        logged["read_time"],
-        held,
-        tuple(logged["servers"]),
-    )
+    held = {}
+    for server, one in logged["held"].items():
+        queues = {name: [(*part,) for part in parts] for name, parts in one["queues"].items()}
+        held[server] = Held(**{**one, "queues": queues})
+    return HeldOffset(**{**logged, "held": held, "servers": tuple(logged["servers"])})
 
 
 def tag_of(name: str, epoch: int, part: int) -> str:

@@ -136,23 +136,29 @@ def list_files(pattern: JournalPath) -> list[SpoolFile]:
         StorageError: the store cannot be reached, or refuses.
     """
     tree, path = tree_of(pattern)
-    is_glob = is_pattern(tree, path)
-    files: list[SpoolFile] = []
     root = fixed_part(tree, path)
-    single: dict[str, list[str]] = {}
-    for found in _matches(tree, path):
-        absolute = os.path.abspath(found)  # noqa: PTH100 # does not resolve links: names matter
-        if tree.is_directory(absolute):
-            files.extend(_files_in(tree, absolute, None, root))
-        else:
-            spool, name = os.path.split(absolute)
-            single.setdefault(spool, []).append(name)
-    for spool, names in single.items():
-        if not is_glob and parse_name(names[0]) is None:
+    files: list[SpoolFile] = []
+    for spool, names in _named(tree, _matches(tree, path)).items():
+        if names and not any(map(parse_name, names)) and not is_pattern(tree, path):
             shown = tree.shown(path)
             raise FileNotFoundError(f"option 'path': {shown!r} does not have a journal's name")
-        files.extend(_files_in(tree, spool, frozenset(names), root))
+        files.extend(_files_in(tree, spool, names, root))
     return files
+
+
+def _named(tree: FileTree, matches: Iterable[str]) -> dict[str, set[str] | None]:
+    """Return the queue paths that a pattern matches, each with its files; None means all."""
+    found: dict[str, set[str] | None] = {}
+    for path in matches:
+        absolute = os.path.abspath(path)  # noqa: PTH100 # does not resolve links: names matter
+        if tree.is_directory(absolute):
+            found[absolute] = None
+            continue
+        spool, name = os.path.split(absolute)
+        names = found.setdefault(spool, set())
+        if names is not None:
+            names.add(name)
+    return found
 
 
 def check_apart(pattern: JournalPath, output: JournalPath) -> None:
@@ -248,18 +254,10 @@ def _wanted(tree: FileTree, pattern: str, *, is_required: bool) -> dict[str, set
             raise
         # The only file that the pattern means is being renamed, or the queues are deleted.
         matches = []
-    wanted: dict[str, set[str] | None] = {}
-    for path in matches:
-        absolute = os.path.abspath(path)  # noqa: PTH100 # as above
-        if tree.is_directory(absolute):
-            wanted[absolute] = None
-            continue
-        spool, name = os.path.split(absolute)
-        parsed = parse_name(name)
-        queues = wanted.setdefault(spool, set())
-        if parsed is not None and queues is not None:
-            queues.add(parsed.queue)
-    return wanted
+    return {
+        spool: None if names is None else {one.queue for one in map(parse_name, names) if one}
+        for spool, names in _named(tree, matches).items()
+    }
 
 
 def _followed_in(
@@ -339,7 +337,7 @@ def _matches(tree: FileTree, pattern: str) -> list[str]:
 def _files_in(
     tree: FileTree,
     spool: str,
-    only: frozenset[str] | None,
+    only: Collection[str] | None,
     root: str,
 ) -> Iterator[SpoolFile]:
     listed = _listed(tree, spool)
