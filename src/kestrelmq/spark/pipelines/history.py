@@ -114,10 +114,7 @@ def history_in_ms(
     item_events = _traced(
         spark, trace_tasks, item_history.item_events, item_history.EVENT_SCHEMA
     ).union(_finished(spark, replayed))
-    joined = added.join(_by_item(item_events), _KEY, "left").join(
-        _open_items(spark, replayed), _KEY, "left"
-    )
-    items = joined.select(
+    items = added.join(_by_item(item_events), _KEY, "left").select(
         *(f.col(name) for name in item_history.ITEM_SCHEMA.names),
         _fate().alias("fate"),
         f.coalesce("aborts", f.lit(0)).cast("int").alias("aborts"),
@@ -175,8 +172,10 @@ def _fate() -> Column:
 def _by_item(item_events: DataFrame) -> DataFrame:
     fate = f.col("fate")
     is_gone = fate.isin(*item_history.TERMINAL)
+    ends_read = fate.isin(int(Fate.GIVEN_BACK), int(Fate.CONFIRMED))
     return item_events.groupBy(*_KEY).agg(
         f.count_if(fate == int(Fate.GIVEN_BACK)).alias("aborts"),
+        (f.count_if(fate == int(Fate.OPENED)) > f.count_if(ends_read)).alias("is_open"),
         f.max(f.when(fate == int(Fate.OPENED), f.col("not_before"))).alias("opened_after"),
         f.max(f.when(is_gone, f.col("fate"))).alias("gone"),
         f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
@@ -192,13 +191,3 @@ def _finished(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFra
         for item in queue.finished
     ]
     return spark.createDataFrame(rows, from_arrow_schema(item_history.EVENT_SCHEMA))
-
-
-def _open_items(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
-    rows = [
-        (queue.files[0].spool, queue.files[0].queue, item, True)
-        for queue in replayed
-        for item in queue.end.open.values()
-    ]
-    schema = "spool string, queue string, ordinal bigint, is_open boolean"
-    return spark.createDataFrame(rows, schema)

@@ -254,20 +254,15 @@ class Location:
             StorageError: the store cannot be reached, or refuses; the file is as it was.
         """
         with _errors(self):
-            system = _file_system(self)
             if not self.has_rename:
-                # An object appears when it is closed.
-                with system.open_output_stream(_inner_path(self)) as stream:
-                    stream.write(content)
+                self.write_pieces([content])  # an object appears when it is closed
                 return
             temporary = replace(self, path=f"{self.path}{TEMPORARY_MARK}new")
-            system.create_dir(_inner_path(self.parent))
-            with system.open_output_stream(_inner_path(temporary)) as stream:
-                stream.write(content)
+            temporary.write_pieces([content])
             # Its rename replaces nothing.
             with contextlib.suppress(FileNotFoundError):
-                system.delete_file(_inner_path(self))
-            system.move(_inner_path(temporary), _inner_path(self))
+                _file_system(self).delete_file(_inner_path(self))
+            _file_system(self).move(_inner_path(temporary), _inner_path(self))
 
     def pieces(self) -> Iterator[pa.Buffer]:
         """Yield the bytes of this file, a few MiB at a time. Raises as `read`."""
