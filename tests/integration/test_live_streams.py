@@ -303,7 +303,7 @@ def test_an_old_checkpoint_is_refused(cluster: str, client: Client, tmp_path: Pa
     client.put_many(QUEUE, numbered(10, 10))
     drain(live(cluster), tmp_path)
     client.put_many(QUEUE, numbered(10, 20))
-    with pytest.raises(CheckpointIsOver, match="With failOnDataLoss=false"):
+    with pytest.raises(CheckpointIsOver, match="with failOnDataLoss=false"):
         drain(live(cluster), tmp_path / "old")
     drain(live(cluster, failOnDataLoss="false"), tmp_path / "old")
     assert sorted(map(int, items_in(tmp_path / "old"))) == list(range(20, 30))

@@ -259,6 +259,6 @@ def _check_complete(by_queue: Mapping[str, Sequence[JournalPart]]) -> None:
     for part in (part for parts in by_queue.values() for part in parts):
         if not part.path.exists() or part.path.stat().st_size != part.size:
             raise JournalError(
-                f"{part.path} is gone or not whole: was a server started on the queue path "
-                "meanwhile? Nothing was changed; write again"
+                f"{part.path} is gone or not whole, perhaps because a server was started on the "
+                "queue path meanwhile: nothing was changed; write again"
             )

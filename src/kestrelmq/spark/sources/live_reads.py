@@ -61,7 +61,7 @@ class HeldItems:
         message = (
             f"queue {chunk.queue!r} on {chunk.server} does not hold the items of this batch any "
             f"more ({why}): somebody released or deleted them, or another query has gone on with "
-            "this checkpoint. With failOnDataLoss=false the query goes on without them"
+            "this checkpoint; with failOnDataLoss=false the query goes on without them"
         )
         if self._fails_on_loss:
             raise HeldItemsAreGone(message)

@@ -138,7 +138,7 @@ class StreamDriver:
         if str(self._choice) != offset.queue:
             raise ConfigError(
                 f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
-                f"checkpoint is of queue {offset.queue!r}. Give other queues their own checkpoint"
+                f"checkpoint is of queue {offset.queue!r}; give other queues their own checkpoint"
             )
         return offset
 
@@ -306,7 +306,7 @@ class StreamDriver:
         if answer is None or is_retired(answer):
             raise CheckpointIsOver(
                 f"{place[0]} knows of later batches of this query than the checkpoint: it is an "
-                "old copy, or another query uses it. With failOnDataLoss=false it goes on as a new "
+                "old copy, or another query uses it; with failOnDataLoss=false it goes on as a new "
                 "query"
             )
         if isinstance(answer, ServerRefused):

@@ -284,7 +284,7 @@ class SpoolFollower:
         message = f"{self._pattern}: data of queue {key} was lost: {what}"
         if self._fails_on_loss:
             raise JournalDataLost(
-                f"{message}. With the option failOnDataLoss=false the stream goes on with what is "
+                f"{message}; with the option failOnDataLoss=false the stream goes on with what is "
                 "left; what a packed file repeats then comes again"
             )
         log.warning("%s", message)
