@@ -17,6 +17,8 @@ from kestrelmq.config import (
     load_config,
     queues_toml,
 )
+from kestrelmq.config.kestrel_scala import import_kestrel
+from kestrelmq.errors import ConfigError
 from kestrelmq.names import queue_name_error
 
 app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
@@ -59,6 +61,27 @@ def show(
     print(
         json.dumps(tomllib.loads(text), indent=2, default=str) + "\n" if as_json else text, end=""
     )
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A configuration of Kestrel, as production.scala.")],
+) -> None:
+    """Convert a configuration file of the original Kestrel; print it as TOML.
+
+    \b
+    kestrelmq config import production.scala > kestrelmq.toml
+
+    Standard error names what was not carried over, with its line and the reason.
+    """  # noqa: D301 # \b is for the help
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    found = import_kestrel(text, str(file))
+    print(found.toml, end="")
+    for remark in found.remarks:
+        print(f"{file}: {remark}", file=sys.stderr)
 
 
 @app.command()

@@ -136,6 +136,21 @@ def test_show_refuses_what_is_no_queue_name(capsys: pytest.CaptureFixture[str]) 
     assert "must not contain '/'" in capsys.readouterr().err
 
 
+def test_import_prints_what_loads_and_names_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output is the new file, whatever was left out."""
+    file = tmp_path / "production.scala"
+    file.write_text('new KestrelConfig {\n  queuePath = "/q"\n  colour = 3\n}\n')
+    assert run("config", "import", str(file)) == 0
+    printed = capsys.readouterr()
+    assert config_from_toml(printed.out, "imported") == ServerConfig(queue_path=Path("/q"))
+    assert printed.err == f"{file}: line 3: colour: there is no such setting\n"
+    file.write_text("max_items = 3")
+    assert run("config", "import", str(file)) == 1
+    assert "there is no `new KestrelConfig { ... }`" in capsys.readouterr().err
+
+
 def test_schema_describes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """The schema knows each setting, and that no other is allowed."""
     assert run("config", "schema") == 0
