@@ -1,6 +1,8 @@
 """The script that compiles the hot path, when it runs several times at once."""
 
 import runpy
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -39,3 +41,16 @@ def test_runs_for_one_target_follow_each_other(
             assert done == ["other"]
         later.result(PATIENCE)
     assert done == ["other", "build"]
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path) -> None:
+    """`make serve` goes on with plain Python after exit status 3; nothing was written."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path / "build")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
+    assert "the hot path stays uncompiled" in done.stderr
