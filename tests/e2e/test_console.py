@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from kestrelmq import Client
 from kestrelmq.errors import ConnectionLost, KestrelError, LeaseEnded
+from kestrelmq.version import BUILD, VERSION
 from tests.e2e.conftest import Console, open_console
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, wait_for
@@ -720,6 +721,7 @@ def test_the_server_page(browser: Browser, tmp_path: Path) -> None:
             expect(damaged).to_contain_text("damaged at byte 0")
             config = console.page.get_by_label("Configuration in force")
             expect(config).to_contain_text('"max_items": 77')
+            expect(console.page.get_by_text(f"kestrelmq {VERSION} ({BUILD}), UP")).to_be_visible()
             console.picture("server")
             (tmp_path / "kestrelmq.toml").write_text("[default]\nmax_items = 78\n")
             console.press("Reload configuration")
