@@ -1,5 +1,6 @@
 """`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
+import sys
 from collections.abc import Callable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -15,7 +16,7 @@ from kestrelmq.cli.servers import (
     named_servers,
 )
 from kestrelmq.cli.spark_runs import STOPS, error_line, handled_by, spark_session
-from kestrelmq.cli.tables import print_table
+from kestrelmq.cli.tables import JsonFlag, print_rows
 from kestrelmq.cli.values import duration, time, wrong
 from kestrelmq.errors import KestrelError
 from kestrelmq.names import queue_name_error
@@ -158,7 +159,7 @@ _MOST_ITEMS: Final = 1 << 22
 
 
 @app.command()
-def report(
+def report(  # noqa: PLR0913 # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
@@ -168,6 +169,7 @@ def report(
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write a page with charts about the items of the queues, and the same data as tables."""
     with spark_session(master, "report", spark_settings(conf, packages)) as spark:
@@ -183,12 +185,12 @@ def report(
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
     delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
-    _table(written.queues, ("queue", "items", "bytes", *fates, *delayed))
-    print(f"\n{written.page}")
+    _table(written.queues, ("queue", "items", "bytes", *fates, *delayed), as_json=as_json)
+    print(f"\n{written.page}", file=sys.stderr if as_json else None)
 
 
 @app.command()
-def replay(
+def replay(  # noqa: PLR0913 # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
@@ -198,6 +200,7 @@ def replay(
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write the items that are in the queues now to a table."""
     with spark_session(master, "replay", spark_settings(conf, packages)) as spark:
@@ -212,7 +215,7 @@ def replay(
             storage=_by_name(storage_option),
         )
     delayed = ("delayed",) if any(one.delayed for one in written) else ()
-    _table(written, ("queue", "items", "open_reads", "bytes", *delayed))
+    _table(written, ("queue", "items", "open_reads", "bytes", *delayed), as_json=as_json)
 
 
 @app.command()
@@ -227,6 +230,7 @@ def history(  # noqa: PLR0913 # one for each flag
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write every item that the journals still contain, with its fate, to a table."""
     with spark_session(master, "history", spark_settings(conf, packages)) as spark:
@@ -244,7 +248,7 @@ def history(  # noqa: PLR0913 # one for each flag
         write_table(items, output, _mode(overwrite=overwrite), table_format=table_format)
         counted = read_table(spark, output, table_format).groupBy("queue", "fate").count()
         rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
-    print_table(["queue", "fate", "items"], rows)
+    print_rows(["queue", "fate", "items"], rows, as_json=as_json)
 
 
 @app.command()
@@ -255,6 +259,7 @@ def verify(
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check every journal file; exit status 1 if one is damaged or cannot be read."""
     with spark_session(master, "verify", spark_settings(conf, packages)) as spark:
@@ -265,7 +270,7 @@ def verify(
         [check.file, str(check.size), str(check.records), _state(check)]
         for check in sorted(checks, key=lambda check: check.is_good)
     ]
-    print_table(["file", "bytes", "records", "state"], rows)
+    print_rows(["file", "bytes", "records", "state"], rows, as_json=as_json)
     damaged = sum(check.damaged_at is not None for check in checks)
     unreadable = sum(not check.is_good for check in checks) - damaged
     wrong = [f"{damaged} of {len(checks)} files are damaged"] if damaged else []
@@ -294,6 +299,7 @@ def pack(
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Pack the journals of all queues; nobody else may be using the queue path."""
     with spark_session(master, "pack", spark_settings(conf, packages)) as spark:
@@ -302,7 +308,7 @@ def pack(
         packed = pipelines.pack(
             spark, path, output, dialect=dialect.value, storage=_by_name(storage_option)
         )
-    _table(packed, ("queue", "items", "before", "after"))
+    _table(packed, ("queue", "items", "before", "after"), as_json=as_json)
 
 
 @app.command()
@@ -371,6 +377,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Move or copy items of queues to a table, now or continuously.
 
@@ -426,7 +433,7 @@ def archive(  # noqa: PLR0913 # one for each flag
             query = pipelines.archive_journals(spark, files, every=interval)
         wait_for(query, follow=follow)
         written = pipelines.archived(spark, output, table_format)
-    _table(written, ("queue", "items", "bytes"))
+    _table(written, ("queue", "items", "bytes"), as_json=as_json)
 
 
 @app.command()
@@ -436,6 +443,7 @@ def settle(
     ],
     *,
     storage_option: StorageFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Settle what a streaming query of live queues holds that will not go on.
 
@@ -446,7 +454,7 @@ def settle(
     from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
 
     place = located(checkpoint, _by_name(storage_option), "checkpoint")
-    _table(list(settled(place)), ("server", "finished", "released"))
+    _table(list(settled(place)), ("server", "finished", "released"), as_json=as_json)
 
 
 @app.command()
@@ -494,6 +502,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     master: MasterFlag = _LOCAL,
     conf: ConfFlag = None,
     packages: PackagesFlag = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Restore items to journals (--output) or to live servers (--live).
 
@@ -538,7 +547,7 @@ def restore(  # noqa: PLR0913 # one for each flag
                 until=until,
                 table_format=table_format,
             )
-    print_table(["restored to", "items"], [[output or "live servers", str(items)]])
+    print_rows(["restored to", "items"], [[output or "live servers", str(items)]], as_json=as_json)
 
 
 def _by_name(given: list[str] | None) -> dict[str, str]:
@@ -580,13 +589,13 @@ def _cluster(
     return ClusterOptions(named, zookeeper, path_prefix)
 
 
-def _table(rows: Sequence[Any], columns: Sequence[str]) -> None:
-    """Print attributes of objects as a table, with their sums if there are several rows."""
+def _table(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print attributes of objects; as a table, with their sums if there are several rows."""
     cells = [[str(getattr(row, column)) for column in columns] for row in rows]
-    if len(rows) > 1:
+    if len(rows) > 1 and not as_json:
         sums = [str(sum(getattr(row, column) for row in rows)) for column in columns[1:]]
         cells.append(["", *sums])
-    print_table(columns, cells)
+    print_rows(columns, cells, as_json=as_json)
 
 
 def _state(check: Any) -> str:

@@ -175,6 +175,15 @@ def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     return row | {"paused": paused_over_servers(same)}
 
 
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:
+    """Print rows of text and numbers as a table, or as a list of objects in JSON."""
+    if not as_json:
+        print_table(heads, rows)
+        return
+    found = [dict(zip(heads, map(as_number, row), strict=True)) for row in rows]
+    print(json.dumps(found, indent=2))
+
+
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, the first aligned to the left and numbers to the right."""
     heads = list(map(printable, heads))
