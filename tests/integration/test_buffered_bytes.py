@@ -2,19 +2,23 @@
 
 import json
 import struct
+import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
+from typing import Final, Self
 
 import pytest
 
 from kestrelmq.server.context import NO_ROOM, NO_ROOM_TO_SEND
 from tests.integration.test_memcache_bad_clients import linux_only, resident
+from tests.support.certificates import Authority
+from tests.support.fuzzing import descriptors
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
-from tests.support.wire import Wire, put, stats, value
+from tests.support.wire import UnixWire, Wire, put, stats, value
 
 pytestmark = pytest.mark.compiled_only
 
@@ -131,7 +135,7 @@ def test_unread_replies_take_the_room_of_others(server: ServerProcess) -> None:
 
 def test_what_is_small_is_bounded_for_each_connection_then(server: ServerProcess) -> None:
     """While there is no room, the next request is applied when the last reply was read."""
-    size, count = 128 << 10, 400
+    size, count = 15 << 10, 400
     with Wire(server) as wire:
         for _ in range(count):
             assert stored(wire, size) == b"STORED\r\n"
@@ -172,6 +176,105 @@ def test_the_account_is_even_after_clients_of_every_kind(server: ServerProcess, 
         assert stored(wire, 4 * MIB) == b"STORED\r\n"
         put(wire, "small", "a")
         wire.ask(b"get small\r\n", value("small", "a") + b"END\r\n")
+
+
+FEW: Final = 200
+KINDS: Final = (
+    "memcache",
+    "text",
+    "thrift",
+    "line",
+    "waits",
+    "unread",
+    "head",
+    "body",
+    "hello",
+    "name",
+)
+
+
+@linux_only
+def test_hostile_clients_of_every_kind(tmp_path: Path) -> None:
+    """What the server holds for them is within the setting, and 24 KiB of each; it goes again."""
+    survive(tmp_path, FEW, 8 * MIB)
+
+
+@linux_only
+@pytest.mark.soak
+def test_very_many_hostile_clients_of_every_kind(tmp_path: Path) -> None:
+    """Likewise, at the size that counts."""
+    survive(tmp_path, 10 * FEW, 64 * MIB)
+
+
+def survive(directory: Path, count: int, limit: int) -> None:
+    """Have so many clients of all kinds, and watch the memory of the server."""
+    (directory / "certificates").mkdir()
+    shown = Authority(directory / "certificates").server()
+    config = (
+        f"max_buffered_bytes = {limit}\nmax_queues = 20\n[default]\nmax_memory_size = '1 MiB'\n"
+        f'[tls]\ncertificate = "{shown.certificate}"\nkey = "{shown.key}"\n'
+        'listeners = ["text"]\n'
+    )
+    with (
+        running_server(directory, "--text-path", str(directory / "t"), config=config) as server,
+        Wire(server) as wire,
+    ):
+        for _ in range(100):
+            assert stored(wire, 200 << 10) == b"STORED\r\n"
+        put(wire, "small", "a")
+        wire.ask(b"get small\r\n", value("small", "a") + b"END\r\n")
+        before, sockets = resident(server), descriptors(server)
+        most = limit + count * (24 << 10) + 8 * MIB
+        with ExitStack() as stack:
+            for number in range(count):
+                stack.enter_context(HostileClient(server, directory / "t", KINDS, number))
+                if number % 20 == 0:
+                    assert resident(server) - before < most, KINDS[number % len(KINDS)]
+            put(wire, "small", "a")
+            wire.ask(b"get small\r\n", value("small", "a") + b"END\r\n")
+            grown, account = resident(server) - before, buffered(server)
+            sys.stderr.write(f"{grown >> 20} MiB, of which {account >> 20} MiB are counted\n")
+            assert grown < most
+            assert account < limit + count * (16 << 10)
+        until(lambda: buffered(server) == 0)
+        until(lambda: descriptors(server) <= sockets)
+
+
+class HostileClient:
+    """A client that has the server hold as much as it can, and goes on to do so."""
+
+    def __init__(
+        self, server: ServerProcess, text: Path, kinds: tuple[str, ...], number: int
+    ) -> None:
+        kind = kinds[number % len(kinds)]
+        size = 250 << 10
+        sent = {
+            "memcache": b"set jobs 0 0 %d\r\n%b" % (size, bytes(size - 1)),
+            "text": b"put jobs:\n" + b"x" * size,
+            "thrift": thrift_put(size)[:-100],
+            "line": b"get " + b"x" * 8000,
+            "waits": b"get none/t=100000000\r\n" + b"get jobs/peek\r\n" * 5000,
+            "unread": b"get jobs/peek\r\n" * 100,
+            "head": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 7000,
+            "body": b"POST /api/v1/queues HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n" + b"x" * 90_000,
+            "hello": b"\x16\x03\x01\x3f\xff\x01" + b"x" * 16_000,
+            "name": b"client name %d%b\r\nget q%d/t=100000000\r\n" % (number, b"x" * 90, number),
+        }[kind]
+        if kind == "text":
+            self._wire: Wire = UnixWire(text)
+        else:
+            listener = {"thrift": "thrift", "head": "admin", "body": "admin", "hello": "text"}
+            self._wire = Wire(server, listener.get(kind, "memcache"))
+        self._wire.socket.settimeout(0.05)  # it takes what it takes
+        with suppress(OSError):
+            self._wire.send(sent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wire.close()
 
 
 def hostile(stack: ExitStack, server: ServerProcess, source: Random) -> None:

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kestrelmq.admin.errors import ApiError, busy
+from kestrelmq.queues.counters import BufferedBytes
 from kestrelmq.server.long_reply import in_slices
 
 MAX_BODY_BYTES: Final = 16 << 20
@@ -44,9 +45,11 @@ class BodyReader:
         held: bytes received so far of bodies that are not complete yet.
     """
 
-    __slots__ = ("held",)
+    __slots__ = ("_buffered", "held")
 
-    def __init__(self) -> None:
+    def __init__(self, buffered: BufferedBytes) -> None:
+        """`buffered` is the account of what is held for all clients of the server."""
+        self._buffered = buffered
         self.held = 0
 
     async def read(self, request: web.Request) -> bytes:
@@ -94,7 +97,7 @@ class BodyReader:
                     break
                 begin = len(rest)
                 rest += part
-                self.held += len(part)
+                self._hold(len(part))
                 self._check(len(rest))
                 end = rest.rfind(b"\n", begin)
                 if end >= 0:
@@ -102,11 +105,11 @@ class BodyReader:
                         lines = bytes(whole[:end]).split(b"\n")
                     yield lines
                     del rest[: end + 1]
-                    self.held -= end + 1
+                    self._hold(-end - 1)
             if rest:
                 yield [bytes(rest)]
         finally:
-            self.held -= len(rest)
+            self._hold(-len(rest))
 
     async def _receive(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -117,16 +120,20 @@ class BodyReader:
             async for part in request.content.iter_any():
                 parts.append(part)
                 size += len(part)
-                self.held += len(part)
+                self._hold(len(part))
                 self._check(size)
         finally:
-            self.held -= size
+            self._hold(-size)
         return b"".join(parts)
+
+    def _hold(self, change: int) -> None:
+        self.held += change
+        self._buffered.count(change)
 
     def _check(self, size: int) -> None:
         if size > MAX_BODY_BYTES:
             raise ApiError(413, "body_too_large", _TOO_LARGE)
-        if self.held > BODY_BUDGET:
+        if self.held > BODY_BUDGET or self._buffered.is_full:
             raise busy(
                 "too_many_bodies", "the server is receiving too many bodies at the same time"
             )

@@ -391,7 +391,7 @@ OPERATIONS: Final = (
 
 def add_operations(app: web.Application, admin: AdminContext) -> None:
     """Add a route for every operation to `app`."""
-    bodies = BodyReader()
+    bodies = BodyReader(admin.context.counters.buffered)
     for operation in OPERATIONS:
         path = PREFIX + operation.path
         for part, pattern in _PATTERNS.items():

@@ -318,9 +318,10 @@ class ServerConfig(_Settings):
     max_monitor_transactions: Count = 100
     """Most reads one connection may hold open on one queue with `monitor` or thrift `get`."""
     max_buffered_bytes: SizeLimit = 512 * 1024**2
-    """Most bytes of unfinished large items, of replies that clients have not read, and of the
-    buffers of TLS (20 KiB a connection), of all connections together. Beyond that, large items are
-    neither taken nor handed out, and no further client is served over TLS."""
+    """Most bytes of unfinished input, of replies that clients have not read, and of the buffers of
+    TLS (20 KiB a connection), of all connections together; less than 16 KiB of a connection do not
+    count. Beyond that, larger items are neither taken nor handed out, and no further client is
+    served over TLS."""
     connection_backlog: Count = 1024
     """Connections that may wait to be accepted, per listener."""
     status_file: OptionalFilePath = None

@@ -120,11 +120,10 @@ class ThriftParser:
         return frame
 
     @property
-    def large_size(self) -> int:
-        """Bytes of the frame that arrives, if it is large and its header is there; otherwise 0."""
+    def arriving_size(self) -> int:
+        """Bytes of the frame that arrives, if its header is there; otherwise 0."""
         has_header = len(self._buffer) >= BEGINNING and not self._skipped
-        size = len(self._buffer) + self.missing if has_header else 0
-        return size if size >= LARGE_FRAME else 0
+        return len(self._buffer) + self.missing if has_header else 0
 
     @property
     def missing(self) -> int:

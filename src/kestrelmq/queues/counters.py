@@ -7,14 +7,16 @@ from typing import Final
 
 LARGE_ITEM: Final = 256 << 10
 """An item with so many bytes of data, or more, is a large one."""
+COUNTED: Final = 16 << 10
+"""Fewer bytes of one connection are not counted, and taken even if there is no room."""
 
 
 class BufferedBytes:
     """The account of what is held in memory for all connections together.
 
-    It has the large items of which a part has arrived, by their announced sizes, what was to be
-    sent and the sockets have not taken, and the buffers of TLS. Less than `LARGE_ITEM` of input for
-    each connection is not counted.
+    It has the items of which a part has arrived, by their announced sizes, the input behind
+    requests that wait, bodies of HTTP requests, what was to be sent and the sockets have not taken,
+    and the buffers of TLS. Less than `COUNTED` of input for each connection is not in it.
 
     Attributes:
         held: how many bytes there are.

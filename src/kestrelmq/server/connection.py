@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from kestrelmq.access.users import User
 from kestrelmq.errors import JournalError
-from kestrelmq.queues.counters import Counters
+from kestrelmq.queues.counters import COUNTED, Counters
 from kestrelmq.scheduling.durability import Committable, Round
 from kestrelmq.server.loop.event_loop import END_OF_INPUT
 from kestrelmq.server.loop.turns import TurnConnection, TurnLoop
@@ -198,6 +198,7 @@ class Connection(TurnConnection):
         self._sent = 0
         self._unsent_later: list[Part] = []
         self._input_held = 0
+        self._rest_held = 0
         self._output_held = 0
         self._events = 0
         self._queued = False
@@ -234,6 +235,8 @@ class Connection(TurnConnection):
         """Receive once, and apply the complete requests."""
         if self._short >= _SHORT_IN_A_ROW:
             room = RECEIVE_SIZE_SMALL
+        elif self.paused or self._counters.buffered.is_full:
+            room = COUNTED
         else:
             missing = self._session.bytes_needed - self._buffered
             room = RECEIVE_SIZE if missing <= RECEIVE_SIZE else RECEIVE_SIZE_LARGE
@@ -253,7 +256,8 @@ class Connection(TurnConnection):
             self._chunks.append(data)
             self._buffered += size
             if self.paused:
-                if self._buffered > READ_AHEAD:
+                self._count_rest(self._buffered)
+                if self._buffered > READ_AHEAD or self._counters.buffered.is_full:
                     self._watch(self._events & ~_IN)
                     self._watch_for_end()
                 self._tell_waiting()
@@ -267,6 +271,8 @@ class Connection(TurnConnection):
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
+        if self._rest_held:
+            self._count_rest(0)
         return data
 
     def _feed(self, data: bytes) -> None:
@@ -281,6 +287,8 @@ class Connection(TurnConnection):
         if rest:
             self._chunks.append(rest)
             self._buffered = len(rest)
+            if self.paused:
+                self._count_rest(len(rest))
             self._tell_waiting()
         if self.closing:
             self._chunks.clear()
@@ -292,17 +300,34 @@ class Connection(TurnConnection):
     def hold_input(self, size: int) -> bool:
         """Count `size` bytes as unfinished input, instead of what was counted before.
 
+        Fewer than `COUNTED` are counted as none.
+
         Returns:
             False if there is no room for more; the account stays as it is.
         """
         buffered = self._counters.buffered
-        change = size - self._input_held
+        change = (size if size >= COUNTED else 0) - self._input_held
         if change > 0 and buffered.held + change > buffered.limit:
             return False
         if change:
-            self._input_held = size
+            self._input_held += change
             buffered.count(change)
         return True
+
+    def hold_rest(self, size: int) -> bool:
+        """Do as `hold_input` for the input that waits here, and counts until it is applied."""
+        buffered = self._counters.buffered
+        if size >= COUNTED and buffered.held + size - self._rest_held > buffered.limit:
+            return False
+        self._count_rest(size)
+        return True
+
+    def _count_rest(self, size: int) -> None:
+        """Count the input that waits here, which has arrived whether there is room or not."""
+        change = (size if size >= COUNTED else 0) - self._rest_held
+        if change:
+            self._rest_held += change
+            self._counters.buffered.count(change)
 
     # --- pauses: the input after a request waits until they end ---
 
@@ -690,6 +715,7 @@ class Connection(TurnConnection):
         self._unsent_later.clear()
         self._count_unsent(-self._output_held)
         self.hold_input(0)
+        self._count_rest(0)
         self.replies.clear()
         session, self._session = self._session, _NO_SESSION
         session.connection_closed()

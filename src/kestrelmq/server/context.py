@@ -17,7 +17,7 @@ from kestrelmq.protocol.reserving import ExtendOwner, Release
 from kestrelmq.protocol.rights import RIGHTS, Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
-from kestrelmq.queues.counters import LARGE_ITEM, Counters
+from kestrelmq.queues.counters import COUNTED, LARGE_ITEM, Counters
 from kestrelmq.queues.metrics import Latencies
 from kestrelmq.queues.stats import ServerNumbers, server_stats
 from kestrelmq.scheduling.worker import InlineWorker, Worker
@@ -172,18 +172,18 @@ class ServerContext:
 
         Raises:
             QueueUnavailable: the queue cannot be read.
-            OutOfMemory: the head is large, and there is no room for it among the unread replies.
+            OutOfMemory: there is no room for the head among the unread replies.
         """
         while not queue.is_settled:
             if self.turns.slow_share_is_over():
                 return False
             if queue.settle():
                 break
-        is_over = self.turns.large_output > LARGE_SHARE
-        if (is_over or not self.status.has_memory) and len(queue.peek() or b"") >= LARGE_ITEM:
-            if not self.status.has_memory:
+        if not self.status.has_memory:
+            if len(queue.peek() or b"") >= COUNTED:
                 raise OutOfMemory(NO_ROOM_TO_SEND)
-            return False
+        elif self.turns.large_output > LARGE_SHARE:
+            return len(queue.peek() or b"") < LARGE_ITEM
         return True
 
     def settling(self, queue: Queue) -> Generator[None, None, None]:

@@ -324,6 +324,9 @@ class MemcacheSession(LineSession):
                 elif not self._connection.hold_input(request.size):
                     item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
                 return -self._take_arriving(item, data, body)
+            if not self._connection.hold_rest(request.size):
+                item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
+                return -self._take_arriving(item, data, body)
             # The line end may be CR LF, and need one byte more.
             self.bytes_needed = request.size + 1 + body - data.rfind(b"\n", 0, body - 1) - 1
             return 0

@@ -33,7 +33,6 @@ from kestrelmq.protocol.text import (
 )
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
-from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
 from kestrelmq.server.context import NO_ROOM, ServerContext
@@ -91,8 +90,7 @@ class TextSession(LineSession):
 
     def _count_input(self) -> None:
         """Count what has arrived of a `put`; refuse it if there is no room."""
-        size = self._parser.buffered
-        if not self._connection.hold_input(size if size >= LARGE_ITEM else 0):
+        if not self._connection.hold_input(self._parser.buffered):
             self._parser.refuse_put(NO_ROOM)
             self._connection.hold_input(0)
 

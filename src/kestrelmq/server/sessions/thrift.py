@@ -236,7 +236,7 @@ class ThriftSession(Session):
         except ClientFault as fault:
             self._close(fault)
             return b""
-        if not connection.hold_input(parser.large_size):
+        if not connection.hold_input(parser.arriving_size):
             parser.cut()
         self.bytes_needed = parser.missing
         return b""
