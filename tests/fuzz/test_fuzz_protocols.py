@@ -3,6 +3,8 @@
 The soak tests print the seed of each round; `KESTRELMQ_FUZZ_SEED` repeats it.
 """
 
+import base64
+import os
 import random
 import struct
 import sys
@@ -12,8 +14,10 @@ from typing import Final
 
 import pytest
 
-from tests.support.fuzzing import Corpus, fuzz, soak
-from tests.support.server import ServerProcess, running_server
+from tests.support.certificates import Authority
+from tests.support.fuzzing import Corpus, Target, fuzz, soak
+from tests.support.server import running_server
+from tests.support.users import PASSWORD, users_config
 
 pytestmark = [
     pytest.mark.compiled_only,
@@ -190,6 +194,30 @@ def http(chance: random.Random) -> bytes:
     return b"%b %b HTTP/1.1\r\n%b\r\n\r\n%b" % (method, path, b"\r\n".join(headers), body)
 
 
+def signed_http(chance: random.Random) -> bytes:
+    """Make such a request of a user."""
+    shown = base64.b64encode(f"alice:{PASSWORD}".encode())
+    return http(chance).replace(b"Host:", b"Authorization: Basic %b\r\nHost:" % shown, 1)
+
+
+def login() -> bytes:
+    """Return a call of thrift that signs in."""
+    words = (b"alice", PASSWORD.encode())
+    fields = b"".join(
+        struct.pack(">bhi", 11, field, len(word)) + word for field, word in enumerate(words, 1)
+    )
+    content = struct.pack(">HHi", 0x8001, 1, 5) + b"login" + struct.pack(">i", 1) + fields + b"\0"
+    return struct.pack(">i", len(content)) + content
+
+
+SIGN_IN: Final = f"alice {PASSWORD}".encode()
+GREETINGS: Final = {
+    "memcache": b"set _ 0 0 %d noreply\r\n%b\r\n" % (len(SIGN_IN), SIGN_IN),
+    "text": b"auth %b\n" % SIGN_IN,
+    "thrift": login(),
+    "admin": b"",
+}
+"""What signs in a connection, by listener."""
 CORPORA: Final[dict[str, Corpus]] = {
     "memcache": memcache,
     "text": text,
@@ -198,23 +226,45 @@ CORPORA: Final[dict[str, Corpus]] = {
 }
 
 
-@pytest.fixture
-def fuzzed(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that must survive, and then stop when it is told to."""
-    with running_server(tmp_path, config=CONFIG) as server:
-        yield server
+WAYS: Final = ("open", "nobody", "signed in", "tls", "tls, signed in")
+
+
+@pytest.fixture(params=WAYS)
+def fuzzed(request: pytest.FixtureRequest, tmp_path: Path, listener: str) -> Iterator[Target]:
+    """A server that must survive, and then stop when it is told to; its clients as the way says."""
+    config, context, greeting, local = CONFIG, None, b"", None
+    arguments: tuple[str, ...] = ()
+    corpus = CORPORA[listener]
+    way: str = request.param
+    if way != "open":
+        local = tmp_path / "s"
+        arguments = ("--memcache-path", str(local))
+    if way.startswith("tls"):
+        (tmp_path / "certificates").mkdir()
+        authority = Authority(tmp_path / "certificates")
+        shown, context = authority.server(), authority.client_context()
+        config += f'[tls]\ncertificate = "{shown.certificate}"\nkey = "{shown.key}"\n'
+    if way not in {"open", "tls"}:
+        own = f'admin = true\nunix_user = "{os.getuid()}"'
+        config += users_config(alice='read = ["*", "*+*"]\nwrite = ["*", "*+*"]', own=own)
+    if way.endswith("signed in"):
+        greeting = GREETINGS[listener]
+        if listener == "admin":
+            corpus = signed_http
+    with running_server(tmp_path, *arguments, config=config) as server:
+        yield Target(server, listener, corpus, context, greeting, local)
         assert server.stop() == 0
         assert "Traceback" not in server.output
 
 
 @pytest.mark.parametrize("listener", CORPORA)
-def test_hostile_clients_harm_nobody(fuzzed: ServerProcess, listener: str) -> None:
+def test_hostile_clients_harm_nobody(fuzzed: Target) -> None:
     """A few rounds, the same in every run."""
-    fuzz(fuzzed, listener, CORPORA[listener], seed=1, rounds=6)
+    fuzz(fuzzed, seed=1, rounds=6 if fuzzed.local is None else 3)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("listener", CORPORA)
-def test_hostile_clients_harm_nobody_for_long(fuzzed: ServerProcess, listener: str) -> None:
+def test_hostile_clients_harm_nobody_for_long(fuzzed: Target) -> None:
     """For minutes, and others in every run."""
-    soak(fuzzed, listener, CORPORA[listener])
+    soak(fuzzed)

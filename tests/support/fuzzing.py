@@ -7,17 +7,19 @@ import contextlib
 import os
 import random
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kestrelmq.client import Client
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
-from tests.support.wire import Wire, stats
+from tests.support.wire import UnixWire, Wire, stats
 
 SEED: Final = "KESTRELMQ_FUZZ_SEED"
 """Environment variable with the seed of the first round; without it, a random one."""
@@ -64,12 +66,51 @@ def mutated(chance: random.Random, request: bytes) -> bytes:
     return bytes(data)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is fuzzed.
+
+    Attributes:
+        server: the server.
+        listener: the listener.
+        corpus: the requests of its protocol.
+        context: what it takes to speak TLS; None to speak none.
+        greeting: what each connection sends first.
+        local: a Unix socket of memcache on which these tests may do everything; without it, they
+            may on the port.
+    """
+
+    server: ServerProcess
+    listener: str
+    corpus: Corpus
+    context: ssl.SSLContext | None = None
+    greeting: bytes = b""
+    local: Path | None = None
+
+    def connect(self, chance: random.Random) -> socket.socket:
+        """Return a connection; where TLS is spoken, some have got only so far in the handshake."""
+        address = ("127.0.0.1", self.server.ports[self.listener])
+        client = socket.create_connection(address, PATIENCE)
+        if self.context is not None:
+            if chance.random() < 0.3:
+                sent = ssl.MemoryBIO()
+                hello = self.context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    hello.do_handshake()
+                client.sendall(mutated(chance, sent.read()))
+            else:
+                client = self.context.wrap_socket(client, server_hostname="localhost")
+        with contextlib.suppress(OSError):
+            client.sendall(self.greeting)
+        client.setblocking(False)
+        return client
+
+
 class Hostile:
     """Connections to one listener, and what they send."""
 
-    def __init__(self, server: ServerProcess, listener: str, corpus: Corpus, seed: int) -> None:
-        self._address = ("127.0.0.1", server.ports[listener])
-        self._corpus = corpus
+    def __init__(self, target: Target, seed: int) -> None:
+        self._target = target
         self._chance = random.Random(seed)
         self._open: list[socket.socket] = []
 
@@ -77,9 +118,7 @@ class Hostile:
         """Open so many connections, send on all of them in turn, and end them."""
         chance = self._chance
         for _ in range(connections):
-            client = socket.create_connection(self._address, PATIENCE)
-            client.setblocking(False)
-            self._open.append(client)
+            self._open.append(self._target.connect(chance))
         streams = {client: self._stream() for client in self._open}
         while streams:
             client = chance.choice(list(streams))
@@ -97,7 +136,7 @@ class Hostile:
         chance = self._chance
         if chance.random() < 0.1:
             return chance.randbytes(chance.randrange(1, 3000))
-        requests = (self._corpus(chance) for _ in range(chance.randrange(1, 30)))
+        requests = (self._target.corpus(chance) for _ in range(chance.randrange(1, 30)))
         return b"".join(mutated(chance, request) for request in requests)
 
     def _send(self, client: socket.socket, data: bytes) -> bool:
@@ -105,7 +144,7 @@ class Hostile:
         try:
             sent = client.send(data)
             if self._chance.random() < 0.7:
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
                     client.recv(_PIECE)
         except OSError:
             return False
@@ -141,35 +180,37 @@ def descriptors(server: ServerProcess) -> int:
     return found
 
 
-def check(server: ServerProcess, sockets: int) -> None:
+def check(target: Target, sockets: int) -> None:
     """Make sure that a server serves as before, has said nothing bad, and has let all go."""
+    server = target.server
     assert server.process.poll() is None, server.output
-    with Client(server.address) as client:
+    with Client(f"unix:{target.local}" if target.local else server.address) as client:
         client.flush("checked")
         assert client.put("checked", b"item")
         assert client.get("checked") == b"item"
-    with Wire(server) as wire:
+    with UnixWire(target.local) if target.local else Wire(server) as wire:
         until(lambda: stats(wire)["curr_connections"] == "1")
     assert "Traceback" not in server.output
     assert "internal error" not in server.output
     until(lambda: descriptors(server) <= sockets)
 
 
-def fuzz(server: ServerProcess, listener: str, corpus: Corpus, seed: int, rounds: int) -> None:
+def fuzz(target: Target, seed: int, rounds: int) -> None:
     """Send so many rounds; the first with `seed`, and each other with the next."""
-    check(server, 1 << 20)
+    server = target.server
+    check(target, 1 << 20)
     sockets, memory = descriptors(server), resident(server)
     for number in range(seed, seed + rounds):
-        sys.stderr.write(f"{SEED}={number} {listener}\n")
-        Hostile(server, listener, corpus, number).round(connections=1 + number % 20)
-        check(server, sockets)
+        sys.stderr.write(f"{SEED}={number} {target.listener}\n")
+        Hostile(target, number).round(connections=1 + number % 20)
+        check(target, sockets)
     assert resident(server) - memory < MOST_GROWTH
 
 
-def soak(server: ServerProcess, listener: str, corpus: Corpus) -> None:
+def soak(target: Target) -> None:
     """Send rounds for as long as the environment says."""
     seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(1 << 40))
     ends = time.monotonic() + float(os.environ.get(SECONDS) or DEFAULT_SECONDS)
     while time.monotonic() < ends:
-        fuzz(server, listener, corpus, seed, 20)
+        fuzz(target, seed, 20)
         seed += 20
