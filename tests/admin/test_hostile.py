@@ -549,6 +549,10 @@ def test_guessing_tokens_is_slow_and_is_logged(guarded: Admin) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert reply.status == 200
+    failures = statuses.count(b"401")
+    assert (
+        f"kestrelmq_failed_sign_ins_total {failures}.0" in guarded.get("/metrics").content.decode()
+    )
     guarded.server.stop()
     assert 1 <= guarded.server.output.count("wrong admin token") <= 20
     assert "wrong-token-" not in guarded.server.output

@@ -165,6 +165,7 @@ class Guard:
         # Compare every token, even after a match, so that the time taken reveals nothing.
         fits = [hmac.compare_digest(shown, token) for token in self._tokens]
         if kind.lower() != "bearer" or not any(fits):
+            self._context.counters.failed_sign_ins += 1
             self._signins.failed(peer, address)
             raise _token_needed()
 

@@ -34,7 +34,7 @@ _SERVERS: Final = {
     b":": "is it the text port?",
 }
 """What a server speaks whose reply begins so, and is none of the memcache protocol."""
-NOT_MEMCACHE: Final = "is it the memcache port of a server?"
+NOT_MEMCACHE: Final = "is it the memcache port of a server, and does it speak TLS?"
 
 _BINARY_HEADER: Final = struct.Struct(">BBHBBHI4sQ")
 _BINARY_RESPONSE: Final = 0x81
