@@ -35,7 +35,7 @@ PASSED = { [ $(1) -eq 0 ] $(if $(ARGS),|| [ $(1) -eq 5 ]); }
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup everything serve dist check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak clean
+.PHONY: help setup everything serve dist check docs format test coverage mutants bench bench-all bench-check bench-picture bench-peers soak site clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
@@ -53,7 +53,7 @@ dist: $(STAMPS)/build $(if $(KESTRELMQ_PURE),,$(HOT)/stamp) ## make an sdist and
 	KESTRELMQ_PURE=1 $(BIN)/hatchling build -t wheel -d dist/pure
 	KESTRELMQ_COMPILED=$(HOT) $(BIN)/hatchling build -t wheel
 
-check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, generated docs
+check: $(STAMPS)/dev site ## formatting, lint, strict types, import rules, generated docs, the site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src tests bench
@@ -61,9 +61,13 @@ check: $(STAMPS)/dev ## formatting, lint, strict types, import rules, generated 
 	$(BIN)/python scripts/make-promises --check
 	$(BIN)/python scripts/make-reference --check
 
-docs: $(STAMPS)/dev ## make docs/promises.md and docs/reference.md from what is declared
+docs: $(STAMPS)/dev ## make the generated pages in docs/ from what is declared
 	$(BIN)/python scripts/make-promises
 	$(BIN)/python scripts/make-reference
+
+site: $(STAMPS)/dev ## make the documentation site in build/site; a broken link is an error
+	$(BIN)/python scripts/make-reference --site docs/generated
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/site
 
 format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff format .
@@ -107,7 +111,7 @@ bench-peers: ## install the peers from Debian, and leave none of their services 
 	scripts/install-debian --no-service redis-server memcached beanstalkd nats-server
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots build mutants .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(NODE_TESTS:=/node_modules) tests/e2e/screenshots docs/generated build mutants .mypy_cache .ruff_cache .pytest_cache \
 	    .import_linter_cache .hypothesis dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

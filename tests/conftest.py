@@ -23,7 +23,7 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-_LONGEST: Final = ("/spark/test_", "/test_stor", "/e2e/", "/crash/", "/integration/")
+_LONGEST: Final = ("/spark/test_", "/test_stor", "/pages/", "/e2e/", "/crash/", "/integration/")
 """What is in the paths of the longest groups of tests, which come first."""
 _STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "packed")
 """What is in the names of those modules of `spark` that take half of its time."""
@@ -44,7 +44,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
             return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
         if folder == "unit" and "/test_stor" in path:
             return "object store"
-        return nodeid if folder in {"unit", "property", "crash"} else path
+        return nodeid if folder in {"unit", "property", "crash", "pages"} else path
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 Everything that shows statistics renders these lists: memcache `stats` and `dump_stats`, Ostrich's
 `/stats.json`, Prometheus' `/metrics`, the JSON API with the console, the client (which finds the
-statistics of queues by their names), and `docs/reference.md`.
+statistics of queues by their names), and `docs/statistics.md`.
 
 To add a statistic, add a line to a list. Its `source` is where the server finds the value: an
 attribute of the queue (`queue.queue.Queue`), of one of its parts, or of the server's numbers

@@ -73,7 +73,7 @@ def test_a_setting_is_documented(model: type[BaseModel], name: str) -> None:
     schema = ServerConfig.model_json_schema()
     properties = schema if model is ServerConfig else schema["$defs"][model.__name__]
     assert properties["properties"][name]["description"] == help_text
-    reference = (ROOT / "docs" / "reference.md").read_text()
+    reference = (ROOT / "docs" / "settings.md").read_text()
     assert re.search(
         rf"^\| `{name}` \|.*\| {re.escape(' '.join(help_text.split()))} \|$",
         reference,

@@ -39,7 +39,7 @@ from kestrelmq.server.loop.event_loop import MAX_EVENTS, READABLE, TurnSelector
 
 # When many clients are busy but few of them are ready in each turn, the turn itself is most of the
 # cost. A short pause lets requests gather, so that one write and one wait serve more of them;
-# docs/performance.md has the measurements.
+# bench/measurements.md has the measurements.
 GATHER_PAUSE: Final = 100e-6
 SLOW_SHARE: Final = 2e-3
 """Seconds of each turn for slow requests; the rest is for all others."""

@@ -1,0 +1,51 @@
+"""Every block of every page runs as it stands, from the top of the page to its end."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import runner
+from tests.pages.runner import PAGES, blocks
+
+ROOT = Path(__file__).parents[2]
+NOT_RUN = {
+    "architecture.md",
+    "journal.md",
+    "pipeline.md",
+    "pipeline-streaming.md",
+    "security.md",
+}
+"""Pages whose examples are only checked for their syntax, by `test_documented_examples`."""
+ISOLATED = ["unshare", "--map-root-user", "--net", "--pid", "--mount-proc", "--kill-child"]
+"""A network and a file system of its own: the default ports are free, and all it starts ends."""
+
+isolated = subprocess.run([*ISOLATED, "true"], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not isolated, reason="this system lets nobody have a network of his own")
+@pytest.mark.parametrize(
+    "page", [one for one in PAGES if one.name not in NOT_RUN], ids=lambda page: page.stem
+)
+def test_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """Its commands succeed and print what the page says; its programs run; its files load."""
+    command = [*ISOLATED, sys.executable, "-m", runner.__name__, str(page), str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_few_blocks_are_not_run() -> None:
+    """Each says why."""
+    reasons = [one.reason for page in PAGES for one in blocks(page) if one.reason is not None]
+    assert all(re.fullmatch(r"\S.{10,}", reason) for reason in reasons)
+    assert len(reasons) <= 12
+
+
+def test_no_page_takes_more_than_ten_minutes() -> None:
+    """At 220 words a minute; tables that are generated are looked things up in, not read."""
+    generated = {"promises.md", "settings.md", "statistics.md"}
+    words = {page.name: len(page.read_text().split()) for page in PAGES}
+    long = {name for name, count in words.items() if count > 2200}
+    assert long - NOT_RUN - generated == set()
