@@ -19,3 +19,5 @@ html_title = f"kestrelmq {VERSION}"
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]

@@ -36,6 +36,8 @@ _FENCE: Final = re.compile(
 )
 _FILE: Final = re.compile(r"# (?P<name>[\w-]+\.(?:py|toml|yaml|yml))\n")
 _SERVES: Final = re.compile(r"^(?:\.venv/bin/)?kestrelmq serve\b|^make serve\b")
+_SCRIPTS: Final = ("scripts/compile-hot-path", "scripts/run-kestrelmq")
+"""Those that `make serve` asks for."""
 _PATIENCE: Final = 550
 
 
@@ -88,7 +90,7 @@ class Reader:
         for name in ("Makefile", ".venv", "build", "src", "tests"):
             (folder / name).symlink_to(ROOT / name)
         (folder / "scripts").mkdir()
-        for name in ("pyproject.toml", "constraints.txt", "scripts/compile-hot-path"):
+        for name in ("pyproject.toml", "constraints.txt", *_SCRIPTS):
             shutil.copy(ROOT / name, folder / name)
             os.utime(folder / name, (0, 0))
 
