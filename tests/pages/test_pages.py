@@ -49,3 +49,11 @@ def test_no_page_takes_more_than_ten_minutes() -> None:
     words = {page.name: len(page.read_text().split()) for page in PAGES}
     long = {name for name, count in words.items() if count > 2200}
     assert long - NOT_RUN - generated == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_a_page_outside_of_the_site_has_no_dead_link(name: str) -> None:
+    """`make site` checks the links of all others."""
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
