@@ -5,7 +5,7 @@ It runs as root of a network and a file system of its own (see `test_pages`), in
 - `sh`: a script, which must succeed. One whose last line serves (`kestrelmq serve`, `make serve`)
   goes on until another one serves, or the page ends. If none has served before, a server runs.
 - `python`: a program, which must succeed.
-- `toml`, `python` and others whose first line is a comment with the name of a file: that file.
+- `toml`, `python`, `scala` whose first line is a comment with the name of a file: that file.
 - `text`: what the block before it printed; `...` stands for any text.
 - `json`, `yaml`: must be that.
 
@@ -34,7 +34,7 @@ _FENCE: Final = re.compile(
     r"^(?:<!-- not run: (?P<reason>.*) -->\n)?^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_FILE: Final = re.compile(r"# (?P<name>[\w-]+\.(?:py|toml|yaml|yml))\n")
+_FILE: Final = re.compile(r"(?:#|//) (?P<name>[\w-]+\.(?:py|toml|scala))\n")
 _SERVES: Final = re.compile(r"^(?:\.venv/bin/)?kestrelmq serve\b|^make serve\b")
 _SCRIPTS: Final = ("scripts/compile-hot-path", "scripts/run-kestrelmq")
 """Those that `make serve` asks for."""
@@ -110,7 +110,7 @@ class Reader:
             yaml.safe_load(block.text)
         elif block.language == "toml":
             config_from_toml(block.text, "the page")
-        elif block.language != "python":
+        elif block.language not in {"python", "scala"}:
             raise ValueError(f"nothing runs {block.language or 'a block without a language'}")
         if named is not None:
             (self._folder / named["name"]).write_text(block.text, encoding="utf-8")
