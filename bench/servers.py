@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.load.replies import ReplyError
+from bench.load.tls import trusting_context
 from bench.load.wires import WIRES
 from bench.load.wires.wire import greet
 from bench.load.workload import Protocol
@@ -42,6 +43,12 @@ jetstream {{{{ store_dir: "{{dir}}" }}}}
 """
 
 
+REDIS_TLS = (
+    "--port 0 --tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} "
+    "--tls-ca-cert-file {certificate} --tls-auth-clients no"
+)
+
+
 class PeerError(Exception):
     """A server could not be started or measured."""
 
@@ -60,6 +67,9 @@ class Peer:
             a single key would be a hot spot.
         config: the text of the file `{config}`, in which the other words are replaced, too.
         ready: the line that the server prints when it serves; "" if it prints none.
+        tls: the arguments that make it speak TLS on `{port}`, with `{certificate}` and `{key}`, or
+            with the configuration `{tls}` of kestrelmq; () if none do.
+        speaks_tls: whether they are in the command.
         unix: the arguments that make it listen on the Unix socket `{path}`; () if none do.
         version: the arguments that make the program print its version.
     """
@@ -71,6 +81,8 @@ class Peer:
     config: str = ""
     ready: str = ""
     unix: tuple[str, ...] = ()
+    tls: tuple[str, ...] = ()
+    speaks_tls: bool = False
     version: tuple[str, ...] = ("--version",)
 
     def keys(self, connections: int) -> int:
@@ -80,6 +92,11 @@ class Peer:
     def on_unix_socket(self) -> Peer:
         """Return the same server on a Unix socket."""
         return replace(self, command=(*self.command, *self.unix))
+
+    def with_tls(self) -> Peer:
+        """Return the same server with TLS."""
+        command = (*self.command, *self.tls)
+        return replace(self, name=f"{self.name} TLS", command=command, speaks_tls=True)
 
     @property
     def is_on_unix_socket(self) -> bool:
@@ -127,12 +144,19 @@ def known_peers() -> list[Peer]:
     nats = "nats-server --config {config}"
     return [
         ours(),
-        Peer("redis", tuple(shlex.split(redis)), Protocol.RESP, unix=("--unixsocket", "{path}")),
+        Peer(
+            "redis",
+            tuple(shlex.split(redis)),
+            Protocol.RESP,
+            unix=("--unixsocket", "{path}"),
+            tls=tuple(shlex.split(REDIS_TLS)),
+        ),
         Peer(
             "memcached",
             tuple(shlex.split(memcached)),
             queue=False,
             unix=("-s", "{path}"),
+            tls=("-Z", "-o", "ssl_chain_cert={certificate},ssl_key={key}"),
             version=("-V",),
         ),
         Peer(
@@ -158,7 +182,8 @@ def ours(protocol: Protocol = Protocol.MEMCACHE) -> Peer:
         command += [f"--{listener.value}-port", "{port}" if listener is protocol else "none"]
     name = "kestrelmq" if protocol is Protocol.MEMCACHE else f"kestrelmq {protocol.value}"
     unix = (f"--{protocol.value}-path", "{path}")
-    return Peer(name, tuple(command), protocol, ready="ready", unix=unix)
+    tls = ("--config", "{tls}")
+    return Peer(name, tuple(command), protocol, ready="ready", unix=unix, tls=tls)
 
 
 def synced(settings: Sequence[str]) -> list[Peer]:
@@ -245,10 +270,29 @@ def _command(peer: Peer, port: int, directory: Path) -> list[str]:
         "dir": str(directory / "data"),
         "clients": MAX_CLIENTS,
         "config": str(config),
+        "certificate": str(directory / "certificate"),
+        "key": str(directory / "key"),
+        "tls": str(directory / "tls"),
     }
+    if peer.speaks_tls:
+        _make_certificate(directory)
     if peer.config:
         config.write_text(peer.config.format_map(places))
     return [program, *(word.format_map(places) for word in peer.command[1:])]
+
+
+def _make_certificate(directory: Path) -> None:
+    """Make a certificate, its key, and a configuration of kestrelmq with them."""
+    directory.chmod(0o755)  # a server may read them as another user
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=bench"
+    files = ("-keyout", str(directory / "key"), "-out", str(directory / "certificate"))
+    done = subprocess.run(["openssl", *made.split(), *files], capture_output=True, check=False)
+    if done.returncode:
+        raise PeerError(f"openssl: {done.stderr.decode()[-300:].strip()}")
+    (directory / "key").chmod(0o644)
+    (directory / "tls").write_text(
+        f'[tls]\ncertificate = "{directory}/certificate"\nkey = "{directory}/key"\n'
+    )
 
 
 def _pin_to(cpu: int | None) -> Callable[[], None] | None:
@@ -276,16 +320,17 @@ def _wait_until_serving(
         said = log.read_text(errors="replace")
         if process.poll() is not None:
             raise PeerError(f"ended with status {process.returncode}: {said[-300:].strip()}")
-        if (not peer.ready or peer.ready in said.splitlines()) and _answers(peer.protocol, server):
+        if (not peer.ready or peer.ready in said.splitlines()) and _answers(peer, server):
             return
         time.sleep(0.005)
     raise PeerError(f"not serving after {limit:.0f} s: {said[-300:].strip()}")
 
 
-def _answers(protocol: Protocol, server: Running) -> bool:
+def _answers(peer: Peer, server: Running) -> bool:
+    tls = trusting_context() if peer.speaks_tls else None
     try:
-        with open_socket(Address("127.0.0.1", server.port, server.path), 1) as probe:
-            greet(WIRES[protocol], probe, b"bench", b"probe")
+        with open_socket(Address("127.0.0.1", server.port, server.path), 1, tls) as probe:
+            greet(WIRES[peer.protocol], probe, b"bench", b"probe")
     except (OSError, ReplyError):
         return False
     return True

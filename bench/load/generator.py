@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 
 from bench.load import accounting, latency
 from bench.load.replies import ReplyError
+from bench.load.tls import trusting_context
 from bench.load.wires import WIRES
 from bench.load.worker import LoadError, Plan, Report, Worker
 from bench.load.workload import Operation, Protocol
@@ -202,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=0)
     add("--path", default="", help="a Unix socket, instead of a port")
+    add("--tls", action="store_true", help="speak TLS, and trust every certificate")
     add("--protocol", type=Protocol, choices=list(Protocol), default=Protocol.MEMCACHE)
     add("--op", type=Operation, choices=list(Operation), action="append", help="default: set")
     add("--repeat", type=int, default=1, help="how often the phases are run through")
@@ -242,6 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
         copies=options.copies,
         path=options.path,
         window=options.window,
+        tls=trusting_context() if options.tls else None,
     )
     operations = options.op or [Operation.SET]
     try:

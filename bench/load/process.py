@@ -76,7 +76,8 @@ def command(load: Load, peer: Peer, server: Running) -> list[str]:
         words += ["--op", operation.value]
     for name, value in arguments.items():
         words += [f"--{name}", str(value)]
-    return [*words, "--window"] if load.window else words
+    flags = {"--window": load.window, "--tls": peer.speaks_tls}
+    return [*words, *(flag for flag, is_set in flags.items() if is_set)]
 
 
 def run(load: Load, peer: Peer, server: Running) -> list[Phase]:

@@ -15,6 +15,7 @@ import gc
 import os
 import select
 import socket
+import ssl
 import time
 from array import array
 from collections import Counter, deque
@@ -44,7 +45,8 @@ class LoadError(Exception):
 class Plan:
     """The connections of one worker and what they send. `size` is in bytes, times in seconds.
 
-    `path` is a Unix socket to use instead of `host` and `port`. With `window` requests are sent in
+    `path` is a Unix socket to use instead of `host` and `port`; `tls` is what it takes to speak TLS
+    on those. With `window` requests are sent in
     a sliding window, otherwise in bursts.
 
     Connection number `i`, counted from `first_connection`, uses key `i % keys`. The name of a key
@@ -64,10 +66,11 @@ class Plan:
     copies: int = 0
     path: str = ""
     window: bool = False
+    tls: ssl.SSLContext | None = None
 
     def connect(self) -> socket.socket:
         """Return a new connection."""
-        return open_socket(Address(self.host, self.port, self.path), self.time_limit)
+        return open_socket(Address(self.host, self.port, self.path), self.time_limit, self.tls)
 
     def key(self, number: int) -> bytes:
         """Return the key that connection `number` uses."""

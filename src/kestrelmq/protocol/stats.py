@@ -226,7 +226,7 @@ SERVER_STATS: Final = (
               "counters.curr_connections", Metric("connections")),
     Statistic("total_connections", "counter", "", "clients ever connected",
               "counters.total_connections", Metric("accepted_connections")),
-    Statistic("failed_sign_ins", "counter", "", "sign-ins with a wrong name or password, or a wrong token",
+    Statistic("failed_sign_ins", "counter", "", "sign-ins with a wrong name, password or token",
               "counters.failed_sign_ins", Metric("failed_sign_ins"), shown="admin"),
     Statistic("forbidden_requests", "counter", "",
               "requests refused: the user may not make them, or nobody has signed in",
