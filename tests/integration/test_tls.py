@@ -245,6 +245,32 @@ def test_many_hellos_at_once(server: ServerProcess, site: Site) -> None:
             assert one.recv(5) == b"END\r\n"
 
 
+def test_many_hellos_at_once_over_http(server: ServerProcess, site: Site) -> None:
+    """With half-open ones among them, some of which go: all others are served."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(Wire(server, "admin")).send(b"\x16\x03\x01")
+        clients = [stack.enter_context(Wire(server, "admin")).socket for _ in range(60)]
+        hellos = []
+        for number, client in enumerate(clients):
+            client.setblocking(False)
+            one = site.context.wrap_socket(
+                client, server_hostname="localhost", do_handshake_on_connect=False
+            )
+            hellos.append(stack.enter_context(one))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                one.do_handshake()
+            if number % 3 == 0:
+                one.close()
+        for one in hellos:
+            if one.fileno() >= 0:
+                one.settimeout(PATIENCE)
+                one.do_handshake()
+                one.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert one.recv(15) == b"HTTP/1.1 200 OK"
+    assert "Traceback" not in server.output
+
+
 def test_only_some_listeners(site: Site, tmp_path: Path) -> None:
     """The others, and all Unix sockets, speak no TLS."""
     config = site.config('listeners = ["admin"]')

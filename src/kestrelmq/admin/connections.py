@@ -17,10 +17,12 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from asyncio.sslproto import SSLProtocol
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from aiohttp import StreamReader, web
@@ -31,6 +33,7 @@ from kestrelmq.admin.headers import SECURITY_HEADERS
 from kestrelmq.server import sockets
 from kestrelmq.server.admission import Admission
 from kestrelmq.server.logs import LogThrottle
+from kestrelmq.server.loop.turns import HANDSHAKE_SHARE
 from kestrelmq.server.sockets import is_unix, peer_name
 from kestrelmq.server.tls import HANDSHAKE_TIME
 
@@ -235,6 +238,11 @@ class HttpConnection(web.RequestHandler):
             self._end_wait()
 
     @property
+    def below(self) -> asyncio.Transport | None:
+        """The connection itself, below TLS; None before it has a place."""
+        return self._lower if isinstance(self._lower, asyncio.Transport) else None
+
+    @property
     def unsent_size(self) -> int:
         """How many bytes of replies the socket has not taken; with TLS, once they are encrypted."""
         transports = {self.transport, self._lower}
@@ -264,8 +272,8 @@ class HttpConnection(web.RequestHandler):
     def abort(self) -> None:
         """Close the connection at once and drop what is unsent."""
         self._connections.discard(self)
-        if isinstance(self._lower, asyncio.Transport):
-            self._lower.abort()
+        if self.below is not None:
+            self.below.abort()
 
     def handle_error(
         self,
@@ -312,6 +320,20 @@ class TlsBeforeHttp(SSLProtocol):
         if self._connection.take_place(transport, is_plain=False):
             super().connection_made(transport)
 
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has arrived; a step of the handshake when there is time for it."""
+        lower = self._connection.below
+        if self._connection.transport is not None or lower is None:
+            super().buffer_updated(nbytes)
+            return
+        lower.pause_reading()
+        self._connections.defer(partial(self._take_step, lower, nbytes))
+
+    def _take_step(self, lower: asyncio.Transport, nbytes: int) -> None:
+        if not lower.is_closing():
+            super().buffer_updated(nbytes)
+            lower.resume_reading()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Free the connection's place, also if the handshake has not finished."""
         self._connections.discard(self._connection)
@@ -325,7 +347,7 @@ class Connections:
         most: the most at the same time.
     """
 
-    __slots__ = ("_admission", "_loop", "_open", "_throttle", "most")
+    __slots__ = ("_admission", "_loop", "_open", "_steps", "_throttle", "most")
 
     def __init__(self, admission: Admission) -> None:
         """`admission` counts the clients of all listeners."""
@@ -336,6 +358,7 @@ class Connections:
         # `RLIM_INFINITY` is negative in Python.
         self.most = min(MAX_CONNECTIONS, soft // _DESCRIPTOR_SHARE) if soft > 0 else MAX_CONNECTIONS
         self._open: dict[HttpConnection, None] = {}
+        self._steps: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -364,6 +387,21 @@ class Connections:
         elif self._throttle.count("refused"):
             log.warning("admin: %s refused: %s", connection.address, refusal)
         return refusal
+
+    def defer(self, step: Callable[[], None]) -> None:
+        """Take a step of a handshake of TLS soon; all together get the time that they may take."""
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._loop.call_soon(self._take_steps)
+
+    def _take_steps(self) -> None:
+        ends = time.perf_counter() + HANDSHAKE_SHARE
+        try:
+            while self._steps and time.perf_counter() < ends:
+                self._steps.popleft()()
+        finally:
+            if self._steps:
+                self._loop.call_soon(self._take_steps)
 
     def end_waits(self) -> None:
         """End what requests wait for: the service ends."""

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from kestrelmq.admin.connections import Connections, HttpConnection
 from kestrelmq.config import ServerConfig
 from kestrelmq.queues.counters import Counters
 from kestrelmq.server.admission import Admission
+from kestrelmq.server.loop.turns import HANDSHAKE_SHARE
 from tests.support.patience import PATIENCE
 
 BYTES = 50_000
@@ -132,3 +135,21 @@ async def test_a_wait_of_one_that_is_gone_does_not_begin(tmp_path: Path) -> None
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+async def test_handshakes_share_an_iteration_of_the_loop() -> None:
+    """Clients of the queues are served in between, however many say hello at once."""
+    connections = Connections(Admission(ServerConfig(), Counters()))
+    taken: list[int] = []
+
+    def step(number: int) -> None:
+        time.sleep(HANDSHAKE_SHARE)
+        taken.append(number)
+
+    for number in range(5):
+        connections.defer(partial(step, number))
+    while len(taken) < 5:
+        before = len(taken)
+        await asyncio.sleep(0)
+        assert len(taken) <= before + 1
+    assert taken == list(range(5))
