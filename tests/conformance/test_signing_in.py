@@ -84,7 +84,9 @@ class Place(NamedTuple):
     @property
     def context(self) -> ssl.SSLContext | None:
         """What a client needs to speak TLS, if the server does."""
-        return self.authority and ssl.create_default_context(cafile=self.authority)
+        if self.authority is None:
+            return None
+        return ssl.create_default_context(cafile=self.authority)
 
 
 class SigningIn(pymemcache.Client):  # type: ignore[misc] # it has no types
@@ -128,7 +130,7 @@ def test_emcache(place: Place) -> None:
             username="alice",
             password=password,
             ssl=place.authority is not None,
-            ssl_extra_ca=place.authority and str(place.authority),
+            ssl_extra_ca=None if place.authority is None else str(place.authority),
         )
         try:
             await client.set(b"work", b"x")

@@ -35,11 +35,11 @@ def refused(server: ServerProcess) -> int:
     """Return how many clients were refused, this one excepted, once there is room for it."""
     url = f"http://127.0.0.1:{server.ports['admin']}/metrics"
     own = 0
-    while True:
+    lines: list[str] = []
+    while not lines:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
                 lines = reply.read().decode().splitlines()
-            break
         except urllib.error.HTTPError as error:
             with error:
                 own += 1
