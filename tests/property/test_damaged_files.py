@@ -35,6 +35,7 @@ from kestrelmq.format.records import (
     item_data,
     item_expiry,
 )
+from kestrelmq.journal.life import RESTART
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack, write_packed
 from kestrelmq.spark.pipelines.verify import check
@@ -144,7 +145,7 @@ def by_server(path: Path) -> Verdict:
         return loaded
     state = loaded.state
     for xid in sorted(state.open, reverse=True):
-        state.unremove(xid)
+        state.end_read(RESTART, xid)
     aside = [file for file in path.iterdir() if "~~torn" in file.name]
     torn = before - aside[0].stat().st_size if aside else None
     assert torn is None or list(loaded.journal.sizes.values())[-1] == torn

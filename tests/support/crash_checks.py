@@ -10,6 +10,7 @@ from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.names import group_files, parse_name
 from kestrelmq.format.records import item, item_data, unremove
 from kestrelmq.journal.delayed_items import DelayedItems
+from kestrelmq.journal.life import RESTART
 from kestrelmq.journal.loading import load_queue, remove_left_over
 from tests.support.crash_scenarios import as_delayed
 from tests.support.fake_clock import FakeClock
@@ -174,7 +175,7 @@ def _load(directory: RecordingDirectory) -> _Loaded:
         late = _in_order(state.delayed)
         given_back = sorted(state.open, reverse=True)
         for xid in given_back:
-            state.unremove(xid)
+            state.end_read(RESTART, xid)
         found[name] = (*late, *map(item_data, state.memory))
         loaded.journal.open()
         records = b"".join(map(unremove, given_back)) + item(clock.now(), 0, ONE_MORE)

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final, get_args
 
 from kestrelmq.format.records import (
+    OPERATIONS,
     Add,
     AddX,
     AddXid,
@@ -20,6 +22,9 @@ from kestrelmq.format.records import (
 from kestrelmq.format.scanning import data_size, decode_whole, scan
 from kestrelmq.units import format_time
 
+_KINDS: Final = [kind for kind in get_args(Record) if kind is not StateDump]
+_NAMES: Final = {**dict(zip(_KINDS, OPERATIONS, strict=True)), StateDump: "STATE_DUMP"}
+
 
 def describe_records(records: bytes) -> Iterator[str]:
     """Yield one line for each of the whole records in `records`, without its data."""
@@ -32,29 +37,20 @@ def describe_records(records: bytes) -> Iterator[str]:
 
 def describe_record(record: Record, size: int) -> str:
     """Return a record with `size` bytes of data as one line."""
+    name = _NAMES[type(record)]
     match record:
         case Add(expiry, _):
-            return f"ADD {size} bytes{_until(expiry * 1000)}"
-        case Remove():
-            return "REMOVE"
+            return f"{name} {size} bytes{_until(expiry * 1000)}"
         case AddX(added, expiry, _):
-            return f"ADDX {size} bytes at {_time(added)}{_until(expiry)}"
-        case RemoveTentative():
-            return "REMOVE_TENTATIVE"
-        case SaveXid(xid):
-            return f"SAVE_XID {xid}"
-        case Unremove(xid):
-            return f"UNREMOVE {xid}"
-        case ConfirmRemove(xid):
-            return f"CONFIRM_REMOVE {xid}"
-        case AddXid(xid, added, expiry, _):
-            return f"ADD_XID {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
+            return f"{name} {size} bytes at {_time(added)}{_until(expiry)}"
+        case AddXid(xid, added, expiry, _) | Continue(xid, added, expiry, _):
+            return f"{name} {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
         case StateDump(xid, count):
-            return f"STATE_DUMP {xid}, {count} open reads"
-        case Continue(xid, added, expiry, _):
-            return f"CONTINUE {xid}, {size} bytes at {_time(added)}{_until(expiry)}"
-        case RemoveTentativeXid(xid):  # pragma: no branch: mypy sees that no kind is missing
-            return f"REMOVE_TENTATIVE_XID {xid}"
+            return f"{name} {xid}, {count} open reads"
+        case SaveXid(xid) | Unremove(xid) | ConfirmRemove(xid) | RemoveTentativeXid(xid):
+            return f"{name} {xid}"
+        case Remove() | RemoveTentative():  # pragma: no branch: mypy sees that no kind is missing
+            return str(name)
 
 
 def _time(milliseconds: int) -> str:

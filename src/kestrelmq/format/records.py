@@ -42,6 +42,19 @@ STATE_DUMP: Final = 8
 CONTINUE: Final = 8
 """The same opcode as STATE_DUMP, see `is_state_dump`. In the batches of a walk, 8 is CONTINUE."""
 REMOVE_TENTATIVE_XID: Final = 9
+OPERATIONS: Final = (
+    "ADD",
+    "REMOVE",
+    "ADDX",
+    "REMOVE_TENTATIVE",
+    "SAVE_XID",
+    "UNREMOVE",
+    "CONFIRM_REMOVE",
+    "ADD_XID",
+    "CONTINUE",
+    "REMOVE_TENTATIVE_XID",
+)
+"""The name of each opcode in the batches of a walk."""
 
 _ADD: Final = Struct("<Bii")
 _ADDX: Final = Struct("<Biqq")

@@ -1,19 +1,9 @@
 """Replay: fold journal records into the state of a queue (items, open reads, last-used xid).
 
-`apply` is the one place that says what a record does, for items of any type. Server start, the
-tools, the library and the tests use `Replay`, whose items are records. Spark uses
-`spark.summarising`, whose items are references and whose initial state may be unknown.
-
-    ADD, ADDX             append the item
-    ADD_XID               append the item; it has this xid when it is opened for the first time
-    REMOVE                drop the head
-    REMOVE_TENTATIVE      open the head, under the xid of its ADD_XID or else the next free one
-    REMOVE_TENTATIVE_XID  open the head under this xid
-    CONFIRM_REMOVE        drop the open read
-    UNREMOVE              make the open read's item the head again
-    SAVE_XID              set the last-used xid
-    CONTINUE              do what ADDX and CONFIRM_REMOVE do
-    STATE_DUMP            end the file; the walk does not pass this record on
+`life` says what has happened to an item according to a record, and what follows. `apply` does that,
+for items of any type. Server start, the tools, the library and the tests use `Replay`, whose items
+are records. Spark uses `spark.summarising`, whose items are references and whose initial state may
+be unknown. The walk does not pass a STATE_DUMP on.
 
 Where the format leaves room: a remove from an empty queue changes nothing, nor does an unremove or
 confirm of an xid that is not open. Opening a read under an xid that is already open changes nothing
@@ -44,18 +34,12 @@ from kestrelmq.format.notes import (
     noted_join,
 )
 from kestrelmq.format.records import (
-    ADD,
     ADD_HEADER,
-    ADD_XID,
     ADDX,
     ADDX_HEADER,
-    CONFIRM_REMOVE,
-    CONTINUE,
-    REMOVE,
     REMOVE_TENTATIVE,
     REMOVE_TENTATIVE_XID,
     SAVE_XID,
-    UNREMOVE,
     Buffer,
     Item,
     added_item,
@@ -68,6 +52,17 @@ from kestrelmq.format.records import (
     waiting_again,
 )
 from kestrelmq.journal.delayed_items import DelayedItems
+from kestrelmq.journal.life import (
+    ADD,
+    CONFIRM,
+    NEXT,
+    NOTHING,
+    READ,
+    REMOVE,
+    REPLAYED,
+    WAITING,
+    opcodes,
+)
 from kestrelmq.journal.memory_budget import fitting, limit_for_now
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.producers import NotedMark, Producers, noted_mark
@@ -77,8 +72,7 @@ from kestrelmq.journal.reserved_reads import ReservedReads
 from kestrelmq.journal.walk import RecordBatch
 
 ReaderFactory = Callable[[str, int], JournalReader]
-_ADDING: Final = frozenset({ADD, ADDX, ADD_XID, CONTINUE})
-"""Opcodes of records that add an item."""
+_ADDING: Final = opcodes(ADD)
 
 
 class QueueState(Protocol):
@@ -99,8 +93,8 @@ class QueueState(Protocol):
     def open_read(self, xid: int, item: Any) -> None:
         """Open a read of an item that was taken under `xid`, which is free."""
 
-    def take(self) -> Any:
-        """Take the head; None when the queue is empty."""
+    def take(self, event: int, /) -> Any:
+        """Take the head, because of REMOVE or READ; None when the queue is empty."""
 
     def kept_xid(self, item: Any) -> int | None:
         """Return the xid of the ADD_XID that added `item`; None if it has none any more."""
@@ -108,14 +102,8 @@ class QueueState(Protocol):
     def save_xid(self, xid: int) -> None:
         """Set the last-used xid to what a record says, whatever it was before."""
 
-    def remove(self) -> None:
-        """Drop the head, if there is one."""
-
-    def confirm(self, xid: int) -> None:
-        """Drop the open read `xid`, if there is one."""
-
-    def unremove(self, xid: int) -> None:
-        """Give the open read `xid` back to the head, if there is one."""
+    def end_read(self, event: int, xid: int) -> None:
+        """End the open read `xid`, if there is one, by CONFIRM or GIVE_BACK."""
 
 
 def apply(state: QueueState, opcode: int, xid: int) -> None:
@@ -126,8 +114,9 @@ def apply(state: QueueState, opcode: int, xid: int) -> None:
         opcode: the record's.
         xid: the record's, if it has one.
     """
+    event = REPLAYED[opcode]
     if opcode == REMOVE_TENTATIVE:
-        item = state.take()
+        item = state.take(event)
         if item is not None:
             kept = state.kept_xid(item)
             last = state.last_xid
@@ -136,26 +125,23 @@ def apply(state: QueueState, opcode: int, xid: int) -> None:
             if xid != kept:
                 state.last_xid = xid
             state.open_read(xid, item)
-    elif opcode == REMOVE_TENTATIVE_XID:
-        item = None if xid in state.open else state.take()
+    elif event == READ:
+        item = None if xid in state.open else state.take(event)
         if item is not None:
             state.save_xid(xid)
             state.counter.last = None
             state.open_read(xid, item)
-    elif opcode in {CONFIRM_REMOVE, CONTINUE, UNREMOVE}:
+    elif event == REMOVE:
+        state.take(event)
+    elif event != NOTHING:
         counter = state.counter
         read = counter.ended(xid)
         if read != xid and counter.last is not None:
             state.last_xid, counter.last = counter.last, None
-        if opcode == UNREMOVE:
-            state.unremove(read)
-        else:
-            state.confirm(read)
+        state.end_read(event, read)
     elif opcode == SAVE_XID:
         state.save_xid(xid)
         state.counter.last = None
-    elif opcode == REMOVE:
-        state.remove()
 
 
 def opened_xid(kept: int | None, last: int, taken: Container[int]) -> int:
@@ -314,6 +300,7 @@ class Replay:
         if limit is not None:
             limit = limit_for_now(limit, self.memory_bytes, len(memory))
         append = memory.append
+        replayed = REPLAYED
         bounds = iter(starts)
         start = next(bounds, end)
         while start != end:
@@ -328,7 +315,7 @@ class Replay:
                     self.memory_bytes += size
                 else:
                     self._add_behind(size, start)
-            elif opcode == REMOVE:
+            elif replayed[opcode] == REMOVE:
                 self.take()
             elif opcode == REMOVE_TENTATIVE:
                 self.dialect = "documented"
@@ -443,7 +430,7 @@ class Replay:
         """Open a read of an item that was taken under `xid`, which is free."""
         self.open[xid] = OpenRead(xid, item)
 
-    def take(self) -> Item | None:
+    def take(self, _event: int = REMOVE) -> Item | None:
         """Take the head; None when the queue is empty."""
         if not self.memory:
             if self.behind is None:
@@ -522,26 +509,18 @@ class Replay:
             self._forget_notes()
         return True
 
-    def remove(self) -> None:
-        """Drop the head, if there is one."""
-        self.take()
+    def end_read(self, event: int, xid: int) -> None:
+        """End the open read `xid`, if there is one, by CONFIRM, GIVE_BACK or RESTART.
 
-    def confirm(self, xid: int) -> None:
-        """Drop the open read `xid`, if there is one."""
-        read = self.open.pop(xid)
-        if read is None:
-            self.reserved.unconfirmed.pop(xid, None)
-        else:
-            self.reserved.end(read)
-
-    def unremove(self, xid: int) -> None:
-        """Give the open read `xid` back to the head, if there is one.
-
-        It was handed out once more, unless a note says that this does not count.
+        If its item waits again, that was a delivery, unless a note says otherwise.
         """
         read = self.open.pop(xid)
-        if read is not None:
-            self.reserved.end(read)
+        if read is None:
+            if event == CONFIRM:
+                self.reserved.unconfirmed.pop(xid, None)
+            return
+        self.reserved.end(read)
+        if NEXT[event] == WAITING:
             is_counted = read.is_counted and not self._is_uncounted
             self._is_uncounted = False
             self.memory.appendleft(waiting_again(read.item, counted=is_counted))

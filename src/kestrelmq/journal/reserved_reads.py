@@ -32,7 +32,7 @@ from typing import Final
 from kestrelmq.clock import Pause, no_pause
 from kestrelmq.format.notes import Note, encode
 from kestrelmq.format.records import first_xid, is_run
-from kestrelmq.journal.life import RETRYING
+from kestrelmq.journal.life import NOWHERE, Row, noted_row
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
@@ -50,6 +50,12 @@ RETIRED: Final = 19
 HELD_BACK: Final = 20
 """Kind: the reads are not reserved any more, and when they are given back that does not count."""
 
+_ROWS: Final = {
+    UNRESERVED: noted_row("UNRESERVED"),
+    HELD_BACK: noted_row("HELD_BACK"),
+    DONE: noted_row("DONE"),
+}
+"""What becomes of the reads of a note, by its kind."""
 _MOST_READS: Final = 1 << 20
 """Most reads of one note; a note with more is not ours."""
 
@@ -124,12 +130,18 @@ class ReservedReads:
             if reservation.left == 1:
                 self._begin(reservation)
 
-    def _unreserve(self, xid: int, *, counted: bool) -> None:
-        """Let the read `xid`, if it is open, be one that no reader has, but the journal."""
+    def _change(self, xid: int, row: Row) -> None:
+        """Do with the read `xid`, if it is open, what a row says."""
         read = self.opened.get(xid)
-        if read is not None:
-            self.end(read)
-            self.opened[xid] = read.without_reader(RETRYING, counted=counted)
+        if read is None:
+            return
+        self.end(read)
+        if row.next == NOWHERE:
+            del self.opened[xid]
+            self.unconfirmed = own(self.unconfirmed)
+            self.unconfirmed[xid] = None
+        else:
+            self.opened[xid] = read.without_reader(row.next, counted=row.counted)
 
     def set_terms(self, reservation: Reservation, terms: ReserveTerms) -> None:
         """Change the terms of a reservation; the tag stays the same."""
@@ -261,7 +273,7 @@ class ReservedReads:
                 self._apply_reserved(note.payload)
             elif note.kind in {UNRESERVED, HELD_BACK}:
                 for xid in _decode_reads(note.payload, 0):
-                    self._unreserve(xid, counted=note.kind == UNRESERVED)
+                    self._change(xid, _ROWS[note.kind])
             elif note.kind == DONE:
                 self._apply_done(note.payload)
             elif note.kind == RETIRED:
@@ -285,9 +297,10 @@ class ReservedReads:
             self.add(Reservation(nonce, terms, tuple(xids), size, len(xids)), reads)
 
     def _apply_retired(self, name: str, epoch: int, retired_at: int) -> None:
+        row = _ROWS[HELD_BACK if retired_at else UNRESERVED]
         for reservation in self.open_up_to(name, epoch):
             for xid in self.live(reservation):
-                self._unreserve(xid, counted=not retired_at)
+                self._change(xid, row)
         self.retire(name, epoch, retired_at)
 
     def _apply_done(self, payload: bytes) -> None:
@@ -295,10 +308,7 @@ class ReservedReads:
         parse_tag(tag)
         reservation = self.by_tag.get(tag)
         for xid in () if reservation is None else self.live(reservation):
-            self.end(self.opened[xid])
-            del self.opened[xid]
-            self.unconfirmed = own(self.unconfirmed)
-            self.unconfirmed[xid] = None
+            self._change(xid, _ROWS[DONE])
         self.set_done(tag, count)
 
     def snapshot(self) -> "ReservedSnapshot":

@@ -72,10 +72,12 @@ from kestrelmq.journal.life import (
     CONFIRM,
     CONFIRM_KEPT,
     GIVE_BACK,
+    HOLD_BACK,
     LOSE,
     PUT_ASIDE,
     READ,
     RESERVE,
+    RESTART,
     RETRYING,
 )
 from kestrelmq.journal.memory_budget import OVERHEAD
@@ -96,16 +98,8 @@ from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.queue.backlog import Backlog
 from kestrelmq.queue.changes import (
     Changes,
-    EpochRetired,
     HeadDropped,
-    ItemDelayed,
-    ItemJoined,
-    ItemNoted,
-    NoDeliveries,
-    ProducerMarked,
     ReadsChanged,
-    TagDone,
-    TermsChanged,
 )
 from kestrelmq.queue.departures import MIN_ASIDE_LIMIT, Departures, MoveTo
 from kestrelmq.queue.limits import NO_LIMITS, QueueLimits
@@ -240,7 +234,7 @@ class Queue(Committable):
             [xid for xid, read in state.open.items() if read.reservation is None], reverse=True
         )
         for xid in given_back:
-            state.unremove(xid)
+            state.end_read(RESTART, xid)
         # In the journal these reads are still open. The first write adds that they are given back,
         # or what became of them.
         prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
@@ -665,7 +659,7 @@ class Queue(Committable):
         self._append(one, size)
         if note:
             self._collect(note)
-            self.changes.undo.append(ItemNoted())
+            self.changes.undo.append(())  # the note goes with the item
         self._collect(record_of(one))
 
     def _append(self, one: Item, size: int) -> None:
@@ -883,7 +877,8 @@ class Queue(Committable):
         producers = self.backlog.producers
         added = producers.now() // 1000
         self._collect(marked(record, mark, added, self.reads.last_xid))
-        self.changes.undo.append(ProducerMarked(mark.producer, producers.set(mark, added)))
+        before = producers.set(mark, added)
+        self.changes.undo.append((producers.restore, mark.producer, before))
 
     # --- delayed items ---
 
@@ -925,7 +920,8 @@ class Queue(Committable):
             self._note_producer(admitted, mark)
         number = delayed.last_number + 1
         self._collect(delayed_notes(number, admitted, self.reads.last_xid))
-        self.changes.undo.append(ItemDelayed(delayed, delayed.add(number, admitted), size))
+        key = delayed.add(number, admitted)
+        self.changes.undo.append((delayed.take_back, key, size))
         self._commits.watch_deadlines(self)
         return True
 
@@ -998,7 +994,7 @@ class Queue(Committable):
         record = entry[1]
         size = len(record) - ADDX_HEADER
         self._collect(joined_note(entry_number(entry), self.reads.last_xid))
-        self.changes.undo.append(ItemJoined(delayed, entry))
+        self.changes.undo.append((delayed.restore, entry))
         self._append(record, size)
         self._collect(record)
         if record[13:21] != NO_EXPIRY:
@@ -1145,7 +1141,7 @@ class Queue(Committable):
         for xid in xids:
             self.reads.open[xid].is_counted = False
         self._collect(held_back_note(xids, self.reads.last_xid))
-        self.changes.undo.append(NoDeliveries())
+        self._note_change(HOLD_BACK, xids, [])
 
     @property
     def is_settled(self) -> bool:
@@ -1637,7 +1633,8 @@ class Queue(Committable):
         if terms != before:
             xids = self.reads.reserved.live(reservation)
             self._collect(reserved_note(reservation.nonce, terms, xids, self.reads.last_xid))
-            self.changes.undo.append(TermsChanged(reservation, before))
+            set_terms = self.reads.reservations.set_terms
+            self.changes.undo.append((set_terms, reservation, before))
         else:
             self.sync_again()
         return reservation
@@ -1714,7 +1711,7 @@ class Queue(Committable):
             return reserved.done[tag] if self.is_done(tag) else 0
         reserved.set_done(tag, len(xids))
         self._collect(done_note(tag, len(xids), self.reads.last_xid))
-        self.changes.undo.append(TagDone(tag))
+        self.changes.undo.append((reserved.forget_done, tag))
         self.confirm_all(xids)
         return len(xids)
 
@@ -1746,7 +1743,7 @@ class Queue(Committable):
         opened = reserved.open_up_to(name, epoch)
         forgotten = reserved.retire(name, epoch, now)
         self._collect(retired_note(name, epoch, self.reads.last_xid, now))
-        self.changes.undo.append(EpochRetired(name, before, forgotten))
+        self.changes.undo.append((reserved.unretire, name, before, forgotten))
         if sum(reservation.left for reservation in opened) <= _GIVEN_BACK_AT_ONCE:
             xids = sorted(chain.from_iterable(map(reserved.live, opened)))
             self.give_back(xids)

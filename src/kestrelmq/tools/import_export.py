@@ -26,6 +26,7 @@ from kestrelmq.format.names import (
     temporary_name,
 )
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.life import RESTART
 from kestrelmq.journal.loading import fold, recover
 from kestrelmq.journal.walk import WINDOW
 from kestrelmq.tools.export_rows import ExportRow, checked_row, dead_letter_fields
@@ -50,7 +51,7 @@ def rows(selected: SelectedQueue) -> Iterator[ExportRow]:
             fold(state, buffer, files, path, lambda _at: WINDOW, last=selected.is_last(name))
     state.end()
     for xid in sorted(state.open, reverse=True):
-        state.unremove(xid)
+        state.end_read(RESTART, xid)
     number = 0
     while (record := state.take()) is not None:
         data, added, expiry = item_data(record), item_add_time(record), item_expiry(record)

@@ -30,11 +30,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
+from kestrelmq.journal.life import CONFIRM, GIVE_BACK, READ
 from kestrelmq.spark.reading import map_on, place_of, rows_on, summarise_on
 from kestrelmq.spark.replay import item_history
 from kestrelmq.spark.replay.noted_replay import delayed_items
 from kestrelmq.spark.replay.read_plans import ReplayedQueue, replay_in_parallel
-from kestrelmq.spark.replay.summarising import Fate
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.filesystems import JournalPath
@@ -158,7 +158,7 @@ def _traced(
 
 
 def _fate() -> Column:
-    was_read = f.col("gone") == int(Fate.CONFIRMED)
+    was_read = f.col("gone") == CONFIRM
     left_after = f.when(was_read, f.col("opened_after")).otherwise(f.col("gone_after"))
     expired = (f.col("expiry") != 0) & (left_after >= f.col("expiry"))
     return (
@@ -172,11 +172,11 @@ def _fate() -> Column:
 def _by_item(item_events: DataFrame) -> DataFrame:
     fate = f.col("fate")
     is_gone = fate.isin(*item_history.TERMINAL)
-    ends_read = fate.isin(int(Fate.GIVEN_BACK), int(Fate.CONFIRMED))
+    ends_read = fate.isin(GIVE_BACK, CONFIRM)
     return item_events.groupBy(*_KEY).agg(
-        f.count_if(fate == int(Fate.GIVEN_BACK)).alias("aborts"),
-        (f.count_if(fate == int(Fate.OPENED)) > f.count_if(ends_read)).alias("is_open"),
-        f.max(f.when(fate == int(Fate.OPENED), f.col("not_before"))).alias("opened_after"),
+        f.count_if(fate == GIVE_BACK).alias("aborts"),
+        (f.count_if(fate == READ) > f.count_if(ends_read)).alias("is_open"),
+        f.max(f.when(fate == READ, f.col("not_before"))).alias("opened_after"),
         f.max(f.when(is_gone, f.col("fate"))).alias("gone"),
         f.max(f.when(is_gone, f.col("not_before"))).alias("gone_after"),
         f.max(f.when(is_gone, f.col("not_after"))).alias("gone_before"),
@@ -186,7 +186,7 @@ def _by_item(item_events: DataFrame) -> DataFrame:
 def _finished(spark: SparkSession, replayed: Sequence[ReplayedQueue]) -> DataFrame:
     """Return the events that are missing in journals that end within them; when is not known."""
     rows = [
-        (queue.files[0].spool, queue.files[0].queue, item, int(Fate.CONFIRMED), None, None)
+        (queue.files[0].spool, queue.files[0].queue, item, CONFIRM, None, None)
         for queue in replayed
         for item in queue.finished
     ]

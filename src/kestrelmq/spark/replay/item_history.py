@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kestrelmq.format.records import CONTINUE
+from kestrelmq.journal.life import NEXT, NOTHING, NOWHERE, REPLAYED
 from kestrelmq.spark.replay.segments import ReplayState
-from kestrelmq.spark.replay.summarising import Fate, RecordRun, Summariser, record_run
+from kestrelmq.spark.replay.summarising import RecordRun, Summariser, record_run
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.opening import open_view
 from kestrelmq.spark.storage.scanning import Chunk, FileView
@@ -47,6 +48,11 @@ EVENT_SCHEMA: Final = pa.schema(
         ("not_after", pa.int64()),
     ]
 )
+
+TERMINAL: Final = tuple(
+    {event for event in REPLAYED if event != NOTHING and NEXT[event] == NOWHERE}
+)
+"""Fates, which are events of `journal.life`, after which an item is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,3 @@ def _batch(file: SpoolFile, traced: _ItemEvents, after: int = 0) -> pa.RecordBat
         ],
         schema=EVENT_SCHEMA,
     )
-
-
-TERMINAL: Final = (int(Fate.REMOVED), int(Fate.CONFIRMED))
-"""Fates after which an item is gone."""

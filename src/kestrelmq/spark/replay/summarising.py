@@ -9,14 +9,13 @@ there at the start has nothing of an ADD_XID.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kestrelmq.format.records import ADD_XID, REMOVE, REMOVE_TENTATIVE, SAVE_XID
+from kestrelmq.journal.life import NEXT, WAITING
 from kestrelmq.journal.replay import CounterXids, apply
 from kestrelmq.spark.replay.segments import (
     SAME_XIDS,
@@ -65,17 +64,8 @@ def record_run(view: FileView, chunk: Chunk) -> RecordRun:
     return RecordRun(kinds, xids, before, int(adds_so_far[-1]) if len(chunk) else 0, delays)
 
 
-class Fate(IntEnum):
-    """What a record did to an item."""
-
-    REMOVED = 1
-    CONFIRMED = 2
-    GIVEN_BACK = 3
-    OPENED = 4
-
-
-Trace = Callable[[Fate, int, int], None]
-"""Called with the fate, the item's reference, and the index of the event in its run."""
+Trace = Callable[[int, int, int], None]
+"""Called with an event of `journal.life`, the item's reference, and its index in its run."""
 
 
 class _OpenReads:
@@ -129,21 +119,6 @@ class _OpenReads:
         return reference_of(xid) if known else None
 
 
-class _TracedReads(_OpenReads):
-    """The open reads of a segment; `opened` is called with each reference that is opened."""
-
-    __slots__ = ("_opened",)
-
-    def __init__(self, at_start: frozenset[int] | None, opened: Callable[[int], None]) -> None:
-        super().__init__(at_start)
-        self._opened = opened
-
-    def __setitem__(self, xid: int, reference: int) -> None:
-        """Open a read."""
-        super().__setitem__(xid, reference)
-        self._opened(reference)
-
-
 class Summariser:
     """Reduces the events of a segment to its `SegmentSummary`.
 
@@ -169,12 +144,7 @@ class Summariser:
         self._last_xid = self._first_xid
         self._absolute = self._delays = False
         self._counted = False
-        at_start = start.open if start else None
-        self.open = (
-            _TracedReads(at_start, partial(self._tell, Fate.OPENED))
-            if trace
-            else _OpenReads(at_start)
-        )
+        self.open = _OpenReads(start.open if start else None)
         last, renumbered = start.counter if start else SAME_XIDS
         self.counter = CounterXids(self.open, last, renumbered.items())
         self._head: deque[int] = deque()
@@ -246,9 +216,9 @@ class Summariser:
         else:
             apply(self, kind, xid)
 
-    def _tell(self, fate: Fate, reference: int | None) -> None:
+    def _tell(self, event: int, reference: int | None) -> None:
         if self._trace and reference is not None:
-            self._trace(fate, reference, self._index)
+            self._trace(event, reference, self._index)
 
     # --- the queue as `journal.replay.apply` uses it ---
 
@@ -272,8 +242,13 @@ class Summariser:
         """Open a read of an item that was taken under `xid`, which is free."""
         self.open[xid] = reference
 
-    def take(self) -> int | None:
-        """Take the head; None when the queue is empty."""
+    def take(self, event: int) -> int | None:
+        """Take the head, because of REMOVE or READ; None when the queue is empty."""
+        reference = self._take()
+        self._tell(event, reference)
+        return reference
+
+    def _take(self) -> int | None:
         if self._head:
             return self._head.popleft()
         wanted = self._taken + 1 - self._adds
@@ -288,18 +263,13 @@ class Summariser:
         """Return the xid of the ADD_XID that added the item; None if it has none any more."""
         return self._named.get(reference)
 
-    def remove(self) -> None:
-        """Drop the head, if there is one."""
-        self._tell(Fate.REMOVED, self.take())
-
-    def confirm(self, xid: int) -> None:
-        """Drop the open read `xid`, if there is one."""
-        self._tell(Fate.CONFIRMED, self.open.confirm(xid))
-
-    def unremove(self, xid: int) -> None:
-        """Give the open read `xid` back to the head, if there is one."""
+    def end_read(self, event: int, xid: int) -> None:
+        """End the open read `xid`, if there is one, by CONFIRM or GIVE_BACK."""
+        if NEXT[event] != WAITING:
+            self._tell(event, self.open.confirm(xid))
+            return
         reference = self.open.give_back(xid)
         if reference is not None:
             self._named.pop(reference, None)
             self._head.appendleft(reference)
-            self._tell(Fate.GIVEN_BACK, reference)
+            self._tell(event, reference)

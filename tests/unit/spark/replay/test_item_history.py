@@ -18,10 +18,10 @@ from kestrelmq.format.records import (
     RemoveTentativeXid,
     Unremove,
 )
+from kestrelmq.journal import life
 from kestrelmq.spark.replay import item_history
 from kestrelmq.spark.replay.item_history import add_times, item_events, items, trace_tasks
 from kestrelmq.spark.replay.read_plans import replay_in_order
-from kestrelmq.spark.replay.summarising import Fate
 from kestrelmq.spark.storage import scanning
 from kestrelmq.spark.storage.spool import list_files
 from tests.spark.spools import NOW, write
@@ -119,11 +119,11 @@ def test_bounds_are_the_nearest_add_times(tmp_path: Path) -> None:
     for number, places in enumerate([[], [1, 4, 5, 7, 8], range(1, 9)]):
         happened, _ = trace_spool(cut(tmp_path / str(number), records, places))
         assert happened == [
-            (0, Fate.REMOVED, None, NOW),
-            (1, Fate.REMOVED, NOW, NOW + 10),
-            (2, Fate.OPENED, NOW, NOW + 10),
-            (2, Fate.CONFIRMED, NOW + 20, NOW + 20),
-            (3, Fate.REMOVED, NOW + 20, None),
+            (0, life.REMOVE, None, NOW),
+            (1, life.REMOVE, NOW, NOW + 10),
+            (2, life.READ, NOW, NOW + 10),
+            (2, life.CONFIRM, NOW + 20, NOW + 20),
+            (3, life.REMOVE, NOW + 20, None),
         ]
 
 

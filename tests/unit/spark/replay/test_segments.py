@@ -26,6 +26,7 @@ from kestrelmq.format.records import (
     item_data,
 )
 from kestrelmq.format.scanning import scan
+from kestrelmq.journal import life
 from kestrelmq.journal.replay import Replay
 from kestrelmq.spark.replay.segments import (
     EMPTY_START,
@@ -38,7 +39,7 @@ from kestrelmq.spark.replay.segments import (
     replay,
     xid_of,
 )
-from kestrelmq.spark.replay.summarising import Fate, Summariser, record_run
+from kestrelmq.spark.replay.summarising import Summariser, record_run
 from kestrelmq.spark.storage.scanning import FileView
 from tests.support.examples import examples
 from tests.support.open_reads import data_by_xid
@@ -215,7 +216,7 @@ def test_a_trace_tells_what_became_of_items() -> None:
     records = journal(["add", Remove(), RemoveTentative(), Unremove(1), RemoveTentative()])
     records += journal([ConfirmRemove(2), ConfirmRemove(7)])
     segment = b"".join(records)
-    told: list[tuple[Fate, int, int]] = []
+    told: list[tuple[int, int, int]] = []
     view = FileView(segment, len(segment), last=False)
     start = SegmentStart(length=1, open=frozenset({7}), last_xid=0)
     summariser = Summariser(start, trace=lambda *fate: told.append(fate))
@@ -223,12 +224,12 @@ def test_a_trace_tells_what_became_of_items() -> None:
         summariser.feed(record_run(view, chunk))
 
     assert told == [
-        (Fate.REMOVED, 0, 0),
-        (Fate.OPENED, 1, 1),
-        (Fate.GIVEN_BACK, 1, 2),
-        (Fate.OPENED, 1, 3),
-        (Fate.CONFIRMED, 1, 4),
-        (Fate.CONFIRMED, reference_of(7), 5),
+        (life.REMOVE, 0, 0),
+        (life.READ, 1, 1),
+        (life.GIVE_BACK, 1, 2),
+        (life.READ, 1, 3),
+        (life.CONFIRM, 1, 4),
+        (life.CONFIRM, reference_of(7), 5),
     ]
 
 
