@@ -15,7 +15,6 @@ A comment `<!-- not run: REASON -->` on the line before a block keeps it from be
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,8 +35,7 @@ _FENCE: Final = re.compile(
 )
 _FILE: Final = re.compile(r"(?:#|//) (?P<name>[\w-]+\.(?:py|toml|scala))\n")
 _SERVES: Final = re.compile(r"^(?:\.venv/bin/)?kestrelmq serve\b|^make serve\b")
-_SCRIPTS: Final = ("scripts/compile-hot-path", "scripts/run-kestrelmq")
-"""Those that `make serve` asks for."""
+_HOT: Final = "build/compiled/stamp"
 _PATIENCE: Final = 550
 
 
@@ -87,12 +85,13 @@ class Reader:
             self._environment.pop(name, None)
         (folder / "home").mkdir()
         # What a reader has who has cloned the repository, and has installed and compiled it once.
-        for name in ("Makefile", ".venv", "build", "src", "tests"):
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", "src", "scripts"):
             (folder / name).symlink_to(ROOT / name)
-        (folder / "scripts").mkdir()
-        for name in ("pyproject.toml", "constraints.txt", *_SCRIPTS):
-            shutil.copy(ROOT / name, folder / name)
-            os.utime(folder / name, (0, 0))
+        for part in (ROOT / ".venv").iterdir():
+            if part.name != ".stamps":
+                _parent(folder / ".venv" / part.name).symlink_to(part)
+        for stamp in (".venv/.stamps/venv", ".venv/.stamps/compiler", ".venv/.stamps/build", _HOT):
+            _parent(folder / stamp).touch()
 
     def do(self, block: Block) -> None:
         """Run or check a block."""
@@ -161,6 +160,12 @@ class Reader:
             os.killpg(self._server.pid, signal.SIGINT)
             self._server.wait(_PATIENCE)
             self._server = None
+
+
+def _parent(path: Path) -> Path:
+    """Make the folder in which `path` is to be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _compare(told: str, printed: str) -> None:
