@@ -30,7 +30,7 @@ from kestrelmq.config import config_from_toml
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE: Final = re.compile(
-    r"^(?:<!-- not run: (?P<reason>.*) -->\n)?^```(?P<language>\S*)\n(?P<text>.*?)^```$",
+    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?^```(?P<language>\S*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _FILE: Final = re.compile(r"(?:#|//) (?P<name>[\w-]+\.(?:py|toml|scala))\n")

@@ -22,7 +22,7 @@ BUDGETS: Final = {
     "integration": 220,
     "crash": 180,
     "property": 100,
-    "pages": 130,
+    "pages": 160,
     "e2e": 80,
     "admin": 60,
     "conformance": 20,
