@@ -217,6 +217,7 @@ def test_a_wrong_use_is_exit_status_2(tmp_path: Path) -> None:
         ["restore", "t", "--live", "--since", "noon"],
         ["restore", "t", "--live", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"],
         ["archive"],
+        ["archive", "work", "-o", "t", "--user", "spark"],
     ):
         result = subprocess.run([*PIPELINE, *words], capture_output=True, check=False)
         assert result.returncode == 2

@@ -12,6 +12,8 @@ from kestrelmq.cli.servers import (
     PathPrefixFlag,
     ServersFlag,
     ZookeeperFlag,
+    access,
+    client_options,
     membership,
     named_servers,
 )
@@ -405,6 +407,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     storage = _by_name(storage_option)
     if journals is None:
         membership(servers, zookeeper, path_prefix)  # wrong flags are found before Spark starts
+        access(servers)
     with spark_session(master, "archive", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -454,7 +457,8 @@ def settle(
     from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
 
     place = located(checkpoint, _by_name(storage_option), "checkpoint")
-    _table(list(settled(place)), ("server", "finished", "released"), as_json=as_json)
+    found = list(settled(place, client_options(None, None)))
+    _table(found, ("server", "finished", "released"), as_json=as_json)
 
 
 @app.command()
@@ -523,6 +527,7 @@ def restore(  # noqa: PLR0913 # one for each flag
     storage = _by_name(storage_option)
     if live:
         membership(servers, zookeeper, path_prefix)  # as above
+        access(servers)
     with spark_session(master, "restore", spark_settings(conf, packages)) as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
@@ -586,7 +591,7 @@ def _cluster(
     from kestrelmq.spark.cluster_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
     named = named_servers(servers, zookeeper, path_prefix)
-    return ClusterOptions(named, zookeeper, path_prefix)
+    return ClusterOptions(named, zookeeper, path_prefix, **access(servers))
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:

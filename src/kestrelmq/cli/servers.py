@@ -261,6 +261,21 @@ def tls(servers: str | None) -> ssl.SSLContext | None:
         raise wrong("--tls", error) from error
 
 
+def access(servers: str | None) -> dict[str, Any]:
+    """Return how to sign in, and TLS, as arguments of Spark's `ClusterOptions`.
+
+    Raises:
+        typer.BadParameter: as `credentials` and `tls`.
+    """
+    given, found = _ACCESS.get() or _Access(), credentials(servers)
+    tls(servers)
+    known = {name: getattr(given, name) for name in _FLAGS}
+    if found is not None:
+        file = given.password_file or os.environ[PASSWORD_VARIABLE]
+        known |= {"user": found[0], "password_file": file}
+    return known
+
+
 def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with the flags for signing in and TLS, if it uses servers.
 
@@ -268,7 +283,7 @@ def with_access(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     signature = inspect.signature(command)
     names = {*signature.parameters}
-    if names.isdisjoint({"servers", "server"}) or "user" in names:
+    if names.isdisjoint({"servers", "server", "checkpoint"}) or "user" in names:
         return command  # it uses none, or has them already
 
     @wraps(command)

@@ -1,26 +1,46 @@
-"""Options that say where the servers are. This module does not need Spark."""
+"""Options that say where the servers are, and how to sign in. This module does not need Spark.
 
-from dataclasses import dataclass
+A password is in a file, which each process that needs it reads: it is in no option, so neither in
+a plan nor in a checkpoint.
+"""
 
-from kestrelmq.client.address import parse_addresses
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from kestrelmq.client.address import SCHEME, parse_addresses, user_of
 from kestrelmq.client.cluster import FixedMembership, Membership
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.tls import tls_context, tls_of
 from kestrelmq.errors import ConfigError, InvalidRequest
+from kestrelmq.passwords import read_password
 from kestrelmq.spark.given_options import GivenOptions
+from kestrelmq.spark.storage.locations import a_boolean
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Where the servers are: a list of addresses, or a path in ZooKeeper.
+    """Where the servers are: a list of addresses, or a path in ZooKeeper; and how to sign in.
 
     Attributes:
-        servers: `host:port,...`; None if ZooKeeper has the list.
+        servers: `host:port,...`, or URLs, which may say the user and TLS; None if ZooKeeper has the
+            list.
         zookeeper: ZooKeeper's hosts.
         path_prefix: the path in ZooKeeper under which the servers are registered.
+        user: as whom to sign in.
+        password_file: a file whose first line is the user's password; each machine has it.
+        tls: whether to speak TLS with servers that the system trusts.
+        tls_ca, tls_certificate, tls_key: files for TLS, as `client.tls` has them; likewise.
     """
 
     servers: str | None = None
     zookeeper: str | None = None
     path_prefix: str | None = None
+    user: str | None = None
+    password_file: str | None = None
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
 
     def membership(self) -> Membership:
         """Return the membership of the cluster: fixed, or followed in ZooKeeper."""
@@ -30,13 +50,34 @@ class ClusterOptions:
 
         return ZooKeeperMembership(self.zookeeper, self.path_prefix)
 
+    def client_options(self) -> ClientOptions:
+        """Return the options of a client of the servers; the files are read now.
+
+        Raises:
+            ConfigError: a file cannot be used, or the password or the user is missing.
+        """
+        servers, files = self.servers or "", (self.tls_ca, self.tls_certificate, self.tls_key)
+        try:
+            user = self.user or user_of(servers)
+            tls = tls_context(*files) if self.tls or any(files) else tls_of(servers)
+        except InvalidRequest as error:
+            raise ConfigError(f"a server cannot be connected to: {error}") from None
+        if (user is None) != (self.password_file is None):
+            raise ConfigError("options 'user' and 'passwordFile' go together")
+        if user is None or self.password_file is None:
+            return ClientOptions(tls=tls or False)
+        try:
+            password = read_password(Path(self.password_file))
+            return ClientOptions(user=user, password=password, tls=tls or False)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            shown = f"{self.password_file}: {reason}"
+            raise ConfigError(f"options 'user' and 'passwordFile': {shown}") from None
+
     def as_options(self) -> dict[str, str]:
         """Return the options of a data source that mean the same servers."""
-        given = {
-            "servers": self.servers,
-            "zookeeper": self.zookeeper,
-            "pathPrefix": self.path_prefix,
-        }
+        given = {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+        given["tls"] = "true" if self.tls else None
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -50,6 +91,12 @@ def cluster_options(options: GivenOptions) -> ClusterOptions:
         options.take("servers", None, _servers),
         options.take("zookeeper", None, str),
         options.take("pathPrefix", None, str),
+        options.take("user", None, str),
+        options.take("passwordFile", None, _file),
+        options.take("tls", False, a_boolean),
+        options.take("tlsCa", None, _file),
+        options.take("tlsCertificate", None, _file),
+        options.take("tlsKey", None, _file),
     )
     if (cluster.zookeeper is None) != (cluster.path_prefix is None):
         raise ConfigError(f"options 'zookeeper' and 'pathPrefix' of {options.purpose} go together")
@@ -62,7 +109,23 @@ def cluster_options(options: GivenOptions) -> ClusterOptions:
 
 
 def _servers(value: str) -> str:
+    allowed = "servers such as 'localhost:22133', separated by commas"
     try:
-        return ",".join(map(str, parse_addresses(value)))
+        addresses = parse_addresses(value)
     except InvalidRequest:
-        raise ValueError("servers such as 'localhost:22133', separated by commas") from None
+        addresses = ()
+    if not addresses or any("@" in one.host for one in addresses):
+        if "@" in value:  # what is before it may be a password, which no error shows
+            raise ConfigError(f"option 'servers': it must be {allowed}, no password")
+        raise ValueError(allowed)
+    return value if SCHEME in value else ",".join(map(str, addresses))
+
+
+def _file(value: str) -> str:
+    # Executors may have another working directory than the driver.
+    return str(Path(value).absolute())
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))

@@ -297,9 +297,11 @@ def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_serve
 
     With `needs_server`, there must be such a server.
     """
-    membership = options.cluster.membership()
-    creates = options.child is not None
-    with closing(ServerProbe(membership, choice, create_children=creates)) as probe:
+    cluster, creates = options.cluster, options.child is not None
+    made = ServerProbe(
+        cluster.membership(), choice, cluster.client_options(), create_children=creates
+    )
+    with closing(made) as probe:
         (probe.present if needs_server else probe.check_readable)(DEFAULT_LOADING_PATIENCE)
 
 

@@ -284,12 +284,12 @@ class ItemSender:
         return [item for item in items if len(item) <= largest]
 
 
-def largest_item(membership: Membership, queue: str) -> int | None:
+def largest_item(membership: Membership, options: ClientOptions, queue: str) -> int | None:
     """Return the most bytes of an item that any server takes; None if not limited or not known."""
     name = commands.checked_queue(queue)
     limits = []
     for server in membership.writes():
-        connection = Connection(server, ClientOptions())
+        connection = Connection(server, options)
         try:
             connection.open()
             connection.run(commands.peek(name))  # only queues that exist have settings
@@ -309,9 +309,10 @@ class _RowWriter:
         """Prepare a write.
 
         Raises:
-            ConfigError: the columns cannot be written.
+            ConfigError: the columns cannot be written, or nobody can sign in.
         """
         check_columns(schema, queue_given=options.queue is not None)
+        options.cluster.client_options()  # what is wrong with it is found before any task runs
         self._options = options
         self._name = uuid4().hex
 
@@ -324,12 +325,13 @@ class _RowWriter:
             membership = _home(membership, numbered.producer)
         task = f"{numbered.producer}-{numbered.begin}"
         dead_letters = DeadLetters(self._options.dead_letter_path, task)
-        with Client(membership) as client:
+        clients = self._options.cluster.client_options()
+        with Client(membership, options=clients) as client:
             sender = ItemSender(
                 client,
                 self._options.patience,
                 delay=self._options.delay,
-                largest=partial(largest_item, membership),
+                largest=partial(largest_item, membership, clients),
                 reject=dead_letters.add,
                 numbered=numbered if self._options.exactly_once else None,
             )

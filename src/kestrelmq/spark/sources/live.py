@@ -115,7 +115,10 @@ class _RowMaker:
     def _probe(self) -> ServerProbe:
         options = self._options
         return ServerProbe(
-            options.cluster.membership(), options.queue, create_children=options.create_children
+            options.cluster.membership(),
+            options.queue,
+            options.cluster.client_options(),
+            create_children=options.create_children,
         )
 
     def _rows(
@@ -161,7 +164,7 @@ class KestrelTableReader(_RowMaker, DataSourceReader):
         if partition.value is None:
             return  # an empty queue
         stretch, read_time = partition.value
-        for position, items in look_through(stretch):
+        for position, items in look_through(stretch, self._options.cluster.client_options()):
             yield self._rows(stretch, items, position, read_time)
 
 
@@ -210,7 +213,8 @@ class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvai
             return  # a batch without items
         chunks, read_time = partition.value
         options = self._options
-        held = HeldItems(options.patience, fails_on_loss=options.fails_on_loss)
+        clients = options.cluster.client_options()
+        held = HeldItems(options.patience, clients, fails_on_loss=options.fails_on_loss)
         try:
             for chunk in chunks:
                 found = held.read(chunk)

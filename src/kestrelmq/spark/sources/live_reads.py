@@ -30,6 +30,7 @@ class HeldItems:
     def __init__(
         self,
         patience: float,
+        options: ClientOptions | None = None,
         *,
         fails_on_loss: bool = True,
         pause: Callable[[float], None] = time.sleep,
@@ -38,10 +39,12 @@ class HeldItems:
 
         Args:
             patience: seconds to wait for a server that is away, or for a queue that is loading.
+            options: options of the connections.
             fails_on_loss: whether items that are gone are an error; else they are left out.
             pause: sleeps between two attempts.
         """
         self._patience = patience
+        self._options = options or ClientOptions()
         self._fails_on_loss = fails_on_loss
         self._pause = pause
         self._connection: Connection | None = None
@@ -99,6 +102,6 @@ class HeldItems:
         connection = self._connection
         if connection is None or not connection.is_usable() or str(connection.address) != server:
             self.close()
-            connection = self._connection = Connection(parse_address(server), ClientOptions())
+            connection = self._connection = Connection(parse_address(server), self._options)
             connection.open()
         return connection

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kestrelmq.client import Client
+from kestrelmq.client import Client, ClientOptions
 from kestrelmq.errors import ConfigError, ServerRefused
 from kestrelmq.spark.sources.live_offsets import HeldOffset, parse_offset
 from kestrelmq.spark.sources.refusals import is_retired
@@ -26,10 +26,12 @@ class SettledServer:
     released: int
 
 
-def settle(checkpoint: str | Location) -> Iterator[SettledServer]:
+def settle(
+    checkpoint: str | Location, options: ClientOptions | None = None
+) -> Iterator[SettledServer]:
     """Settle what the query of a checkpoint holds, server by server; it must not run.
 
-    It may be repeated, as after an error.
+    It may be repeated, as after an error. `options` are those of the clients of the servers.
 
     Raises:
         ConfigError: there is no such checkpoint, or it is not of a query that reads `kestrel`.
@@ -47,7 +49,7 @@ def settle(checkpoint: str | Location) -> Iterator[SettledServer]:
     known = [one for found in offsets.values() for one in found if one.name]
     names = {one.name for one in known} | {held.name for one in known for held in one.held.values()}
     for server in sorted({server for one in known for server in (*one.servers, *one.held)}):
-        with Client(server) as client:
+        with Client(server, options=options) as client:
             finished = 0
             for held in (one.held[server] for one in last if server in one.held):
                 for queue, tag, _ in held.tags():

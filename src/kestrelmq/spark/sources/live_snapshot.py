@@ -70,14 +70,16 @@ def _divided(one: Stretch, parts: int) -> Iterator[Stretch]:
         yield replace(one, begin=begin, end=end, position=one.position + begin - one.begin)
 
 
-def look_through(one: Stretch) -> Iterator[tuple[int, Sequence[BrowsedItem]]]:
+def look_through(
+    one: Stretch, options: ClientOptions | None = None
+) -> Iterator[tuple[int, Sequence[BrowsedItem]]]:
     """Yield the items of a stretch that still wait, with the position of the first of some.
 
     Raises:
         QueueBeganAnew: the server was restarted, or the queue deleted.
         ClientError: the server cannot be asked.
     """
-    with closing(Connection(parse_address(one.server), ClientOptions())) as connection:
+    with closing(Connection(parse_address(one.server), options or ClientOptions())) as connection:
         connection.open()
         at = one.begin
         while at < one.end:

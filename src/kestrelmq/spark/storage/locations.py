@@ -429,7 +429,8 @@ def public_value(name: str, value: str) -> str | None:
     A storage option is easily given without its prefix, and a URI in an option that takes none.
     """
     is_of_a_store = any(name in parsers for parsers in _SCHEMES.values())
-    if name.startswith(STORAGE_OPTION) or (is_of_a_store and name not in _PUBLIC):
+    is_secret = "password" in name.lower() or (is_of_a_store and name not in _PUBLIC)
+    if name.startswith(STORAGE_OPTION) or is_secret:
         return None
     return value if scheme_of(value) is None else _without_credentials(value)
 
