@@ -13,7 +13,7 @@ from kestrelmq.format.records import RemoveTentative, item
 from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import history, pack, replay, report, restore, restore_live
 from kestrelmq.spark.pipelines.replay import QueueContents
-from kestrelmq.spark.reading import read_queues, write_journals
+from kestrelmq.spark.reading import read_queues, replayed_queues, write_journals
 from tests.spark.spools import NOW, adds, write
 from tests.support.commands import run_command
 from tests.support.server import running_server
@@ -87,6 +87,7 @@ def test_a_large_queue_with_delayed_items_is_planned(spark: SparkSession, tmp_pa
 
     assert [(row[1], row[5]) for row in late] == [(103, b"soon"), (104, b"last"), (105, b"later")]
     assert rows.where("queue = 'jobs'").select("position").distinct().count() == 106
+    assert contents(replayed_queues(spark, str(spool), 1)) == contents(rows)
 
 
 def test_replay_and_restore_keep_delayed_items(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,8 +21,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kestrelmq.spark.replay.read_plans import SummariseFiles, summarise
 from kestrelmq.spark.sinks.journal import check_not_served
 from kestrelmq.spark.sources.journal import JOURNAL_FORMAT
-from kestrelmq.spark.sources.journal_options import DEFAULT_DIRECT_BYTES, Mode
-from kestrelmq.spark.sources.queue import QUEUE_FORMAT
+from kestrelmq.spark.sources.journal_options import (
+    DEFAULT_DIRECT_BYTES,
+    Mode,
+    queue_read_options,
+)
+from kestrelmq.spark.sources.queue import QUEUE_FORMAT, QueueSource, QueueSourceReader
 from kestrelmq.spark.storage.filesystems import LOCAL, JournalPath, is_pattern
 from kestrelmq.spark.storage.locations import Location, located, scheme_of
 
@@ -120,6 +124,22 @@ def read_queues(
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
     return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
+
+
+def replayed_queues(
+    spark: SparkSession, path: JournalPath, direct_bytes: int = DEFAULT_DIRECT_BYTES
+) -> DataFrame:
+    """Return what is in the queues of `path` now, delayed items too, as planned by a Spark job.
+
+    `read_queues` plans on the driver's machine, but only when the rows are needed.
+    """
+    options = {"delayed": "true", "directBytes": str(direct_bytes)}
+    options |= path.as_options() if isinstance(path, Location) else {}
+    source = QueueSource({"path": str(path), **options})
+    schema = source.schema()
+    reader = QueueSourceReader(queue_read_options(source.options), schema)
+    partitions = reader.partitions(summarise_on(spark))
+    return rows_on(spark, lambda _, partition: reader.read(partition), partitions, schema)
 
 
 def summarise_on(spark: SparkSession) -> SummariseFiles:

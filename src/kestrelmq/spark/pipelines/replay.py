@@ -10,8 +10,8 @@ from kestrelmq.spark.reading import (
     DEFAULT_FORMAT,
     WriteMode,
     place_of,
-    read_queues,
     read_table,
+    replayed_queues,
     write_table,
 )
 from kestrelmq.spark.storage.filesystems import JournalPath
@@ -66,7 +66,7 @@ def replay(
     """
     path = place_of(spark, path, storage)
     check_apart(path, output)
-    contents = read_queues(spark, path, delayed=True)
+    contents = replayed_queues(spark, path)
     write_table(contents, output, mode, "queue", table_format=table_format)
     written = read_table(spark, output, table_format, contents.schema)
     rows = written.groupBy("queue").agg(

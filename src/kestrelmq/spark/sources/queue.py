@@ -9,7 +9,7 @@ Delayed items are rows only on request, because no reader gets them yet: without
 what a server would hand out. They come after the items in line, by the times at which they are due.
 
 Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
-driver's machine summarises the files.
+driver's machine summarises the files; the pipeline `replay` has a job do it.
 """
 
 import multiprocessing
@@ -37,6 +37,7 @@ from kestrelmq.format.records import item_add_time, item_data, item_expiry
 from kestrelmq.spark.replay.noted_replay import delayed_items
 from kestrelmq.spark.replay.read_plans import (
     FileReadPlan,
+    SummariseFiles,
     SummaryTask,
     live_items,
     replay_in_order,
@@ -118,17 +119,21 @@ class QueueSourceReader(DataSourceReader):
         self._options = options
         self._schema = arrow_schema(schema)
 
-    def partitions(self) -> list[InputPartition]:
-        """Divide small queues, and the files with live items of large ones, into partitions."""
+    def partitions(self, run: SummariseFiles | None = None) -> list[InputPartition]:
+        """Divide small queues, and the files with live items of large ones, into partitions.
+
+        `run` summarises the files of large ones; by default, processes on this machine do.
+        """
+        run = run or summarise_in_processes
         options = self._options
         small, large = split_by_size(list_files(options.path), options.direct_bytes)
         replayed = []
         if options.mode == "failfast":
-            replayed = replay_in_parallel(large, summarise_in_processes)
+            replayed = replay_in_parallel(large, run)
         else:
             for files in large:
                 try:
-                    replayed += replay_in_parallel([files], summarise_in_processes)
+                    replayed += replay_in_parallel([files], run)
                 except DamagedJournal:
                     small.append(files)  # the task that reads it tells so
         plans = [plan for queue in replayed for plan in queue.plans()]
