@@ -6,6 +6,7 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -27,10 +28,16 @@ from kestrelmq.spark.sources.queue_choice import QueueChoice
 from kestrelmq.spark.sources.server_probe import ServerProbe
 from tests.spark.processes import SparkProcess
 from tests.support import queries
-from tests.support.patience import until
+from tests.support.patience import PATIENCE, until
 from tests.support.queries import QUEUE, drain, live, rows_in, running
 from tests.support.server import ServerProcess, running_server
 
+DAY = 86_400
+A_DAY_LATER = f"""
+import time
+real = time.time_ns
+time.time_ns = lambda: real() + {DAY * 10**9}
+"""
 QUEUES = ("orders_a", "orders_b", "orders_c")
 DRIVER_STEPS = (("naming", 1), ("settling", 2), ("settled", 2), ("reserving", 2), ("reserved", 2))
 
@@ -278,6 +285,25 @@ def test_a_server_that_is_killed_has_the_batch_again(tmp_path: Path) -> None:
         with running(relation, tmp_path, each=kill) as query:
             until(lambda: query.take() is None)
         assert client.get(QUEUE) is None
+
+    assert items_in(tmp_path) == numbered(50)
+
+
+def test_a_query_may_be_stopped_for_a_day(tmp_path: Path) -> None:
+    """What its batch holds nobody else gets, over a restart by a clock that is a day later."""
+    with running_server(tmp_path) as server, Client(server.address) as client:
+        client.put_many(QUEUE, numbered(50), expiry=7 * DAY)
+        kill_session(tmp_path, server.address, QUEUE, "yielding", 1)
+        server.stop()
+        server.command = f"{A_DAY_LATER}{server.command}"
+        server.start()
+        client.put("later", b"item")
+        with client.reserve("later") as late:
+            assert late is not None
+            assert (late.add_time or 0) > (time.time() + DAY - PATIENCE) * 1000
+        assert client.get(QUEUE) is None
+        drain(live(server.address), tmp_path)
+        assert not any(one.reads for one in client.owners())
 
     assert items_in(tmp_path) == numbered(50)
 

@@ -1,6 +1,8 @@
 """Pipelines and Spark sessions in processes of their own."""
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -36,6 +38,26 @@ class SparkProcess:
         if self.process.poll() is not None:
             raise RuntimeError(f"the process ended: {self._log.name}")
         return self._reached.exists()
+
+    def is_on_its_way(self) -> bool:
+        """Whether it has neither come to its step nor ended, as it does when a part is killed."""
+        return self.process.poll() is None and not self._reached.exists()
+
+    def kill_one(self, part: str, rng: random.Random) -> bool:
+        """Kill its `driver`, its `java`, or a `worker` of Python; return whether it has one."""
+        found = {
+            "driver": [self.process.pid],
+            "java": [],
+            "worker": [],
+        }
+        for process in _processes_of(self.process.pid):
+            if process != self.process.pid:
+                name = Path(f"/proc/{process}/comm").read_text().strip()
+                found["java" if name == "java" else "worker"].append(process)
+        if found[part]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(found[part]), signal.SIGKILL)
+        return bool(found[part])
 
     def wait_until_reached(self) -> None:
         """Wait until it stands still at its step."""

@@ -1,9 +1,10 @@
-"""A stream from live servers to a table in a process of its own, which a test may kill.
+"""A stream from live servers in a process of its own, which a test may kill.
 
     python -m tests.spark.stream_session ROOT ENGINE SERVERS QUEUE STEP NTH [OPTIONS]
 
-ENGINE is `spark`, or `plain` for `tests.support.queries`. The process that is the NTH to come to
-STEP of the protocol writes `ROOT/reached` and stands still: the test then kills the
+ENGINE is `plain` for `tests.support.queries`, or says where Spark writes: `file` to `ROOT/table`,
+`each` there too, by `foreachBatch`, and `queue` to the queue `out`. The process that is the NTH to
+come to STEP of the protocol writes `ROOT/reached` and stands still: the test then kills the
 session. OPTIONS are more options of reading, as JSON.
 """
 
@@ -13,6 +14,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
 from kestrelmq.spark.session import local_session, start_query
 from kestrelmq.spark.sources.live import KestrelSource
@@ -60,12 +64,30 @@ def main(
         with running(relation, root) as query:
             while True:
                 query.take()
+    table = root / "table"
+
+    def write_once(rows: DataFrame, batch: int) -> None:
+        """Write a batch, unless an earlier run of it has done so."""
+        unfinished = root / "unfinished"
+        pq.write_table(rows.toArrow(), unfinished)
+        table.mkdir(exist_ok=True)
+        if not (table / f"{batch}.parquet").exists():
+            unfinished.rename(table / f"{batch}.parquet")
+
     with local_session("local[2,2]", quick=True) as spark:
         spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(StoppingSource)
         rows = spark.readStream.format(FORMAT).options(**relation.options).load()
-        writer = rows.writeStream.format("parquet").option("path", str(root / "table"))
-        writer = writer.option("checkpointLocation", str(root / "checkpoint"))
+        writer = rows.writeStream.option("checkpointLocation", str(root / "checkpoint"))
+        match engine:
+            case "each":
+                writer = writer.foreachBatch(write_once)
+            case "queue":
+                writer = rows.select("data").writeStream.format("kestrel")
+                writer = writer.options(servers=servers, queue="out")
+                writer = writer.option("checkpointLocation", str(root / "checkpoint"))
+            case _:
+                writer = writer.format("parquet").option("path", str(table))
         start_query(writer).awaitTermination()
 
 

@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import random
 import time
 from collections import Counter
@@ -17,16 +18,18 @@ from kestrelmq.client import Client
 from tests.spark.processes import SparkProcess
 from tests.spark.producing import Producer
 from tests.spark.streams import QUEUE, drain, register_killed, stream
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
 _log = logging.getLogger(__name__)
 STEPS = ("naming", "settling", "settled", "reserving", "reserved", "yielding")
 
 
-def session_of(servers: str, root: Path, step: str, nth: int = 1) -> SparkProcess:
+def session_of(
+    servers: str, root: Path, step: str, nth: int = 1, sink: str = "file"
+) -> SparkProcess:
     """Start a stream that stands still where it comes to a step for the n-th time."""
-    words = ("spark", servers, QUEUE, step, str(nth))
+    words = (sink, servers, QUEUE, step, str(nth))
     return SparkProcess("tests.spark.stream_session", root, *words)
 
 
@@ -69,49 +72,72 @@ def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
 
 
 @pytest.mark.soak
-def test_a_hundred_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """Sessions at every step, servers and producers at any time: none lost, none read twice."""
+@pytest.mark.parametrize("sink", ["file", "each", "queue"])
+def test_many_kills(spark: SparkSession, tmp_path: Path, sink: str) -> None:
+    """Drivers, JVMs, workers, whole sessions, servers and producers: none lost, none read twice.
+
+    Most kills of sessions are at a step of the protocol, the others at any time.
+    """
     rng = random.Random(5)
     kills: Counter[str] = Counter()
+    wanted = int(os.environ.get("KESTRELMQ_KILLS", "70"))
     with ExitStack() as stack:
         servers = [stack.enter_context(running_server(tmp_path / name)) for name in ("a", "b")]
         addresses = ",".join(server.address for server in servers)
         producer = Producer(addresses, QUEUE, tmp_path / "stored").start()
         stack.callback(producer.kill9)
         begun = time.monotonic()
-        while kills.total() < 100:
-            step = STEPS[kills["session"] % len(STEPS)]
-            session = session_of(addresses, tmp_path, step, rng.randint(1, 6))
+        while kills.total() - kills["producer"] < wanted:
+            step = rng.choice(STEPS)
+            session = session_of(addresses, tmp_path, step, rng.randint(1, 6), sink)
             stack.callback(session.kill9)
             deadline = time.monotonic() + PATIENCE
-            while not session.has_reached():
+            while session.is_on_its_way():
                 assert time.monotonic() < deadline, f"the stream never came to {step}"
                 time.sleep(rng.uniform(3.0, 7.0))
-                _kill_one(rng, servers, producer, kills)
+                _kill_one(rng, servers, producer, session, kills)
+            part = rng.choice(("driver", "java", "session"))
+            kills[part] += part == "session" or session.kill_one(part, rng)
             session.kill9()
-            kills["session"] += 1
             _log.info("%.0f s: %s at %s", time.monotonic() - begun, dict(kills), step)
         producer.kill9()
-        drain(stream(spark, addresses), tmp_path)
+        session = session_of(addresses, tmp_path, "never", 1, sink)
+        stack.callback(session.kill9)
         with Client(addresses) as client:
-            assert client.get(QUEUE) is None
-
-    items = rows_in(spark, tmp_path)
+            until(lambda: _is_drained(client, session), 1.0)
+            session.kill9()
+            items = [b"%s" % item for item in client.consume("out", idle_timeout=0)]
+    if sink != "queue":
+        items = [item for item, _ in rows_in(spark, tmp_path)]
     stored = producer.stored()
-    _log.info("%s: %d stored, %d rows", dict(kills), len(stored), len(items))
-    assert stored - {item for item, _ in items} == set()
-    assert [item for item, count in Counter(i for i, _ in items).items() if count > 1] == []
+    _log.info("%s: %s: %d stored, %d items", sink, dict(kills), len(stored), len(items))
+    assert stored - set(items) == set()
+    assert [item for item, count in Counter(items).items() if count > 1] == []
+
+
+def _is_drained(client: Client, session: SparkProcess) -> bool:
+    """Whether nothing waits, and what the last batch holds is finished."""
+    assert session.is_on_its_way()
+    found = [one for one in client.queues() if one.name == QUEUE]
+    return sum(one.items + one.number("open_transactions") for one in found) == 0
 
 
 def _kill_one(
-    rng: random.Random, servers: list[ServerProcess], producer: Producer, kills: Counter[str]
+    rng: random.Random,
+    servers: list[ServerProcess],
+    producer: Producer,
+    session: SparkProcess,
+    kills: Counter[str],
 ) -> None:
-    if rng.random() < 0.4:
+    kind = rng.choice(("server", "server", "worker", "worker", "producer"))
+    if kind == "worker":
+        kills[kind] += session.kill_one(kind, rng)
+    elif kind == "producer":
         producer.kill9()
         producer.start()
-        kills["producer"] += 1
+        kills[kind] += 1
     else:
         server = rng.choice(servers)
         server.kill9()
         server.start()
-        kills["server"] += 1
+        kills[kind] += 1
