@@ -39,7 +39,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         folder = path.split("/")[1]
-        if folder == "spark":
+        if folder == "spark" and "cluster" not in path:
             # Two sessions, because one of them would be what the whole run waits for.
             return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
         if folder == "unit" and "/test_stor" in path:

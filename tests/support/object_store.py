@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE, until
 BUCKET: Final = "bucket"
 ACCESS_KEY: Final = "an-access-key"
 SECRET_KEY: Final = "very/secret+key"  # noqa: S105 # of this server only
-_RUNNING: Final = re.compile(r"Running on http://127\.0\.0\.1:(\d+)")
+_RUNNING: Final = re.compile(r"Running on http://[\d.]+:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class ObjectStore:
 
 
 @contextlib.contextmanager
-def running_store() -> Iterator[ObjectStore]:
+def running_store(host: str = "127.0.0.1") -> Iterator[ObjectStore]:
     """Run a server during a `with` block."""
-    command = [sys.executable, "-u", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    command = [sys.executable, "-u", "-m", "moto.server", "-H", host, "-p", "0"]
     # The SDK would ask for an address that only exists in Amazon's cloud.
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     with (
@@ -114,7 +114,7 @@ def running_store() -> Iterator[ObjectStore]:
     ):
         try:
             until(lambda: _port(log.name) is not None or process.poll() is not None)
-            store = ObjectStore(f"127.0.0.1:{_port(log.name)}")
+            store = ObjectStore(f"{host}:{_port(log.name)}")
             store.file_system.create_dir(BUCKET)
             yield store
         finally:

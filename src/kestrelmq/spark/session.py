@@ -31,7 +31,7 @@ _ON_THIS_MACHINE: Final = {
     # Spark's default of 200 suits a cluster; on one machine most partitions would be empty.
     "spark.sql.shuffle.partitions": "16",
 }
-_QUICK: Final = {
+QUICK: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.memory": "512m",
@@ -40,7 +40,8 @@ _QUICK: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
 }
-_WORKER_PYTHON: Final = """#!/bin/sh
+"""Settings for small data."""
+WORKER_PYTHON: Final = """#!/bin/sh
 # Start Python with the installed pyspark. Spark puts a zipped copy of it in front, which has no
 # compiled files: each process would compile what it imports, for seconds on a busy machine.
 # And start our daemon instead of Spark's: a setting of Spark replaces only that of tasks.
@@ -58,6 +59,7 @@ if [ "$1 $2" = "-m pyspark.daemon" ]; then
 fi
 PYTHONPATH=$kept exec {python} "$@"
 """
+"""A program in the place of Python."""
 _STARTS: Final = 30
 """How often to start a query whose source does not connect in time."""
 _LOOK: Final = 0.1
@@ -88,7 +90,7 @@ def local_session(
         yield running
         return
     with tempfile.TemporaryDirectory(prefix="kestrelmq-spark-") as scratch:
-        chosen = session_settings(master, scratch, (_QUICK if quick else {}) | dict(settings or {}))
+        chosen = session_settings(master, scratch, (QUICK if quick else {}) | dict(settings or {}))
         if _is_local(chosen["spark.master"]):
             os.environ.setdefault("PYSPARK_PYTHON", _worker_python())
         builder = SparkSession.builder.appName("kestrelmq")
@@ -124,7 +126,7 @@ def _worker_python() -> str:
     folder = tempfile.mkdtemp(prefix="kestrelmq-spark-python-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = Path(folder) / "python"
-    command.write_text(_WORKER_PYTHON.format(python=shlex.quote(sys.executable)))
+    command.write_text(WORKER_PYTHON.format(python=shlex.quote(sys.executable)))
     command.chmod(0o700)
     # No program can be started from some file systems.
     return str(command) if os.access(command, os.X_OK) else sys.executable
