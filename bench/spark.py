@@ -7,7 +7,9 @@ Mixed items have 16 to 2,032 bytes, 1 KiB on average; every size is as likely as
 Each figure is the best of three runs, with the files in the page cache and Spark warmed up; an MB
 is 1,000,000 bytes of journal. The single process does the same work without Spark: it uses the same
 scanner and makes the same Arrow columns, or encodes and writes the same records. Planning is timed
-over 10,000 small files.
+over 10,000 small files, and each source with 10,000 queues beside `verify`. Ratios are of times: to
+read a journal beside `binaryFile` with the same files, through a `mapInArrow` that changes nothing;
+and one of its columns beside all columns of the same rows in Parquet.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from kestrelmq.spark.pipelines import verify
 from kestrelmq.spark.pipelines.verify import check
 from kestrelmq.spark.reading import read_journals, read_queues
 from kestrelmq.spark.replay.read_plans import replay_in_order
-from kestrelmq.spark.session import local_session
+from kestrelmq.spark.session import local_session, start_query
 from kestrelmq.spark.sinks.encoding import encode
 from kestrelmq.spark.sinks.journal_parts import PartWriter
 from kestrelmq.spark.sources.journal import JournalSourceReader
@@ -50,6 +52,9 @@ REQUIRED_SCAN = {1024: 500, 50: 190, MIXED: 250}
 REQUIRED_WRITE = {1024: 400, 50: 150}
 PLANNED_FILES = 10_000
 REQUIRED_PLANNING = 5.0
+MANY_QUEUES = 10_000
+MOST_BESIDE = {"verify": 3.0, "binaryFile": 1.2, "Parquet": 0.5}
+"""The required ratios, by what they are beside."""
 
 
 def make_spool(spool: Path, size: int, item_bytes: int) -> int:
@@ -133,7 +138,10 @@ def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> N
     all_columns = list(columns.RECORD_COLUMNS)
     path = str(spool)
 
+    times = {}
+
     def report(name: str, sparks: float, alone: float) -> None:
+        times[name] = sparks
         factor = {ALL: 1, ONE: 2, SUMMARY: 2}.get(name, 0)
         required = factor * REQUIRED_SCAN.get(item_bytes, 0)
         print(
@@ -167,8 +175,57 @@ def measure(spark: SparkSession, scratch: Path, size: int, item_bytes: int) -> N
         fastest(lambda: consume(read_queues(spark, path, ["queue", "position", "data"]))),
         fastest(lambda: replay_alone(spool)),
     )
+    binary = spark.read.format("binaryFile").load(path).select("content")
+    beside = fastest(lambda: consume(binary.mapInArrow(unchanged, binary.schema)))
+    report_ratio(ALL, times[ALL], "binaryFile", beside)
+    parquet = str(scratch / "operations")
+    read_journals(spark, path).write.option("compression", "none").parquet(parquet)
+    beside = fastest(lambda: consume(spark.read.parquet(parquet)))
+    report_ratio(ONE, times[ONE], "Parquet", beside)
+    shutil.rmtree(parquet)
     measure_write(spark, scratch, spool, item_bytes)
     shutil.rmtree(spool)
+
+
+def unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield what is given."""
+    yield from batches
+
+
+def report_ratio(name: str, seconds: float, other: str, beside: float) -> None:
+    """Print how long something takes beside something else."""
+    print(
+        f"  {name:24} {seconds:6.2f} s   {other} {beside:6.2f} s"
+        f"   ratio {seconds / beside:.2f}  required {MOST_BESIDE[other]}",
+        flush=True,
+    )
+
+
+def measure_many_queues(spark: SparkSession, scratch: Path) -> None:
+    """Measure and print how long each source takes to read many small queues."""
+    spool = scratch / "queues"
+    spool.mkdir()
+    journal = b"".join(item(1_700_000_000_000 + n, 0, b"x" * 100) for n in range(20))
+    for number in range(MANY_QUEUES):
+        (spool / f"queue{number}").write_bytes(journal)
+    path, runs = str(spool), iter(range(1_000_000))
+
+    def stream() -> None:
+        rows = spark.readStream.format("kestrel.journal").load(path)
+        writer = rows.writeStream.format("noop").trigger(availableNow=True)
+        checkpoint = str(scratch / "checkpoints" / str(next(runs)))
+        start_query(writer.option("checkpointLocation", checkpoint)).awaitTermination()
+
+    print(f"\n{MANY_QUEUES} queues of {len(journal)} bytes", flush=True)
+    beside = fastest(lambda: verify(spark, path))
+    for name, work in {
+        "kestrel.journal": lambda: consume(read_journals(spark, path)),
+        "kestrel.queue": lambda: consume(read_queues(spark, path)),
+        "kestrel.journal, stream": stream,
+    }.items():
+        report_ratio(name, fastest(work), "verify", beside)
+    shutil.rmtree(spool)
+    shutil.rmtree(scratch / "checkpoints")
 
 
 def measure_write(spark: SparkSession, scratch: Path, spool: Path, item_bytes: int) -> None:
@@ -251,6 +308,7 @@ def main() -> None:
                 for _ in range(3):
                     consume(read_journals(spark, str(warm)))
             measure_planning(spark, scratch)
+            measure_many_queues(spark, scratch)
             for item_bytes in map(int, arguments.items.split(",")):
                 measure(spark, scratch, parse_size(arguments.size), item_bytes)
     finally:

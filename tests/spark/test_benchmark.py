@@ -1,11 +1,12 @@
 """The benchmark of Spark runs: nobody would notice that it had stopped working."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.spark import MIXED, measure, measure_planning
+from bench.spark import MIXED, measure, measure_many_queues, measure_planning
 
 
 def test_what_the_benchmark_measures(
@@ -15,8 +16,9 @@ def test_what_the_benchmark_measures(
     measure(spark, tmp_path, 1 << 16, MIXED)
     title, *rows = capsys.readouterr().out.strip().splitlines()
     assert title.startswith("items of mixed sizes, ")
-    assert len(rows) == 6
-    assert all("MB/s   one process" in row for row in rows)
+    assert len(rows) == 8
+    assert sum("MB/s   one process" in row for row in rows) == 6
+    assert sum("ratio " in row for row in rows) == 2
     assert not [*tmp_path.iterdir()]
 
 
@@ -26,7 +28,16 @@ def test_planning_is_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So is planning, over many files."""
+    """So is planning, over many files, and reading of many queues."""
     monkeypatch.setattr("bench.spark.PLANNED_FILES", 20)
     measure_planning(spark, tmp_path)
     assert capsys.readouterr().out.count(" s     required ") == 2
+    monkeypatch.setattr("bench.spark.MANY_QUEUES", 5)
+
+    def once(work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+    monkeypatch.setattr("bench.spark.fastest", once)
+    measure_many_queues(spark, tmp_path)
+    assert capsys.readouterr().out.count("ratio ") == 3
