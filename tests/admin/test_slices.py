@@ -127,12 +127,12 @@ async def test_samples_are_taken_in_slices(context: ServerContext) -> None:
     for _ in range(3):
         for queue in queues.values():
             queue.add(b"new")
-            queue.remove()
+            queue.line.remove()
         context.collection.commits.commit()
         _, turns = await interrupted(sampler.take_sample())
         assert turns >= 4 * QUEUES / SLICE
     for queue in queues.values():
-        queue.remove()
+        queue.line.remove()
     context.collection.commits.commit()
     _, turns = await interrupted(sampler.take_sample())
     assert turns >= 4 * QUEUES / SLICE

@@ -41,9 +41,9 @@ class State:
 
 def items_of(queue: Queue) -> list[bytes]:
     """Return the items of a queue, delayed ones included."""
-    records = [*queue.browse(1000), *(read.item for read in queue.open.values())]
-    if queue._delayed is not None:
-        records += queue._delayed.in_order()
+    records = [*queue.backlog.browse(1000), *(read.item for read in queue.reads.open.values())]
+    if queue.backlog.delayed is not None:
+        records += queue.backlog.delayed.in_order()
     return [item_data(record) for record in records]
 
 
@@ -52,7 +52,7 @@ def state_of(queue: Queue) -> State:
     names = [data.split(b":") for data in items_of(queue)]
     return State(
         tuple(tuple(sorted(int(n) for who, n in names if who == name)) for name in PRODUCERS),
-        tuple(queue.last_number(name) for name in PRODUCERS),
+        tuple(queue.backlog.producers.last_number(name) for name in PRODUCERS),
     )
 
 
@@ -98,22 +98,22 @@ class Scenario:
         # In read-behind, memory has no room for several delayed items.
         due = self.clock.now() + delay if delay and self.queue.config.max_memory_size > 99 else 0
         for _ in range(2):
-            assert self.queue.add_once(data, PutMark(producer, number), due=due)
+            assert self.queue.add(data, due=due, mark=PutMark(producer, number))
             self.commit()
 
     def add_large(self) -> None:
         """Add an item that is written in a round."""
         self.numbers[b"p"] += 1
         mark = PutMark(b"p", self.numbers[b"p"])
-        self.queue.open_read()
+        self.queue.line.open_read()
         self.commit()
-        assert self.queue.add_once(b"p:%d" % mark.sequence, mark)
+        assert self.queue.add(b"p:%d" % mark.sequence, mark=mark)
         self.queue.changes.is_large = True
         self.commit()
 
     def take(self) -> None:
         """Remove everything that waits."""
-        while (record := self.queue.remove()) is not None:
+        while (record := self.queue.line.remove()) is not None:
             producer, number = item_data(record).split(b":")
             self.removed[producer].add(int(number))
             self.commit()
@@ -148,7 +148,7 @@ def found_in(contents: Contents, config: ServerConfig) -> State:
         found.append(state_of(queue))
         if config.default.max_memory_size > 99:
             assert items_of(queue).count(b"other:0") == others
-            assert queue.add_delayed(b"other:0", queues.clock.now() + 1)
+            assert queue.add(b"other:0", due=queues.clock.now() + 1)
             queues.clock.advance(0.01)
             for _ in range(3):
                 queue.check_deadlines()

@@ -48,10 +48,10 @@ def state_of(queue: Queue, *, given_back: bool) -> State:
     """Return what a queue holds; `given_back`: after a restart."""
     reserved = queue.reads.reserved
     reservations = reserved.reservations()
-    plain = sorted(set(queue.open) - set(reservations_of(queue.open)))
-    waiting = [item_data(one) for one in queue.browse(1000)]
+    plain = sorted(set(queue.reads.open) - set(reservations_of(queue.reads.open)))
+    waiting = [item_data(one) for one in queue.backlog.browse(1000)]
     if given_back:
-        waiting = [*(item_data(queue.open[xid].item) for xid in plain), *waiting]
+        waiting = [*(item_data(queue.reads.open[xid].item) for xid in plain), *waiting]
     return State(
         tuple(waiting),
         tuple(
@@ -60,7 +60,7 @@ def state_of(queue: Queue, *, given_back: bool) -> State:
                     one.nonce,
                     one.terms.owner,
                     one.terms.tag,
-                    tuple(item_data(queue.open[xid].item) for xid in reserved.live(one)),
+                    tuple(item_data(queue.reads.open[xid].item) for xid in reserved.live(one)),
                 )
                 for one in reservations
             )
@@ -115,7 +115,7 @@ class Scenario:
     def reserve(self, most: int, terms: ReserveTerms) -> list[int]:
         """Reserve items."""
         self.nonce += 1
-        reservation = self.queue.reserve(terms, self.nonce, most, 1000)
+        reservation = self.queue.reserved.reserve(terms, self.nonce, most, 1000)
         assert reservation is not None
         self.commit()
         return list(reservation.xids)
@@ -123,7 +123,7 @@ class Scenario:
     def give_back(self, xids: list[int]) -> None:
         """Give reads back, one after the other."""
         for xid in reversed(xids):
-            assert self.queue.give_back([xid]) == 1
+            assert self.queue.returns.give_back([xid]) == 1
             self.commit()
 
     def run(self) -> None:
@@ -134,24 +134,24 @@ class Scenario:
             tag = f"sink:{epoch}:0"
             self.reserve(2, ReserveTerms(1000, 1000, "first", tag))
             plain = self.reserve(2, ReserveTerms(1000))
-            assert self.queue.reserve_again(ReserveTerms(1000, 1000, "second", tag))
+            assert self.queue.reserved.again(ReserveTerms(1000, 1000, "second", tag))
             self.commit()
-            assert self.queue.confirm(plain[0])
+            assert self.queue.reads.confirm(plain[0])
             self.commit()
             self.give_back(plain[1:])
-            self.queue.open_read()
+            self.queue.line.open_read()
             self.commit()
-            assert self.queue.finish(tag) == 2
+            assert self.queue.reserved.finish(tag) == 2
             self.commit()
-            while self.queue.remove() is not None:
+            while self.queue.line.remove() is not None:
                 self.commit()
         self.add(3)
         self.reserve(2, ReserveTerms(1000, tag="sink:4:0"))
         self.reserve(1, ReserveTerms(1000, owner="first"))
-        assert self.queue.retire(first.tag.partition(":")[0], 2) == 2
+        assert self.queue.reserved.retire(first.tag.partition(":")[0], 2) == 2
         self.commit()
         before = state_of(self.queue, given_back=True)
-        assert self.queue.retire("sink", 4) == 2
+        assert self.queue.reserved.retire("sink", 4) == 2
         after = state_of(self.queue, given_back=True)
         assert before.waiting != after.waiting
         self.commit()

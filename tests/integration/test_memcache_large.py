@@ -165,7 +165,7 @@ def test_a_kill_while_one_is_written(tmp_path: Path) -> None:
     collection = QueueCollection(ServerConfig(queue_path=spool), FakeClock())
     collection.open()
     try:
-        found = [item_data(record) for record in collection.obtain("jobs").browse(100)]
+        found = [item_data(record) for record in collection.obtain("jobs").backlog.browse(100)]
     finally:
         collection.close()
     assert 6 <= len(found) <= 10

@@ -65,7 +65,7 @@ class DelayMachine(QueuesMachine):
         for delay in delays:
             data = self.new_item(10)
             due = self.clock.now() + delay
-            if not self.queue.add_delayed(data, due):
+            if not self.queue.add(data, due=due):
                 assert len(self.late) + len(added) > _MANY  # memory has no room for more
                 break
             added.append((due, data))
@@ -75,7 +75,7 @@ class DelayMachine(QueuesMachine):
     @rule(count=st.integers(1, 4))
     def remove(self, count: int) -> None:
         """Remove some items in one turn."""
-        taken = [self.queue.remove() for _ in range(count)]
+        taken = [self.queue.line.remove() for _ in range(count)]
         if self.commit():
             for record in taken:
                 expected = self.waiting.popleft() if self.waiting else None
@@ -163,11 +163,11 @@ class DelayMachine(QueuesMachine):
             return
         assert len(self.queue) == len(self.waiting)
         assert self.queue.delayed_items == len(self.late)
-        delayed = self.queue._delayed
+        delayed = self.queue.backlog.delayed
         if delayed is not None:
             assert [item_data(one) for one in delayed.in_order()] == [data for _, data in self.late]
             assert delayed.size == sum(len(data) for _, data in self.late)
-        assert [item_data(one) for one in self.queue.browse(1000)] == list(self.waiting)
+        assert [item_data(one) for one in self.queue.backlog.browse(1000)] == list(self.waiting)
 
     def compare_at_end(self) -> None:
         """Everything comes, in order, and once."""

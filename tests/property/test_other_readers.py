@@ -248,7 +248,7 @@ def check_every_reader(files: list[list[Record]], limit: int | None) -> Reading:
         assert data_by_xid(state.open) == expected.reads
         assert state.last_xid == expected.last
         served = Served(path, QueueConfig())
-        items = served.queue.browse(1_000_000)
+        items = served.queue.backlog.browse(1_000_000)
         served.collection.close()
         assert [item_data(one) for one in items] == [data for data, *_ in expected.loaded]
         return expected
@@ -342,22 +342,22 @@ class Served:
 
     def do(self, step: str, number: int) -> None:
         """Do something, as a turn of its own."""
-        reads = sorted(self.queue.open)
+        reads = sorted(self.queue.reads.open)
         match step:
             case "add":
                 for _ in range(1 + number % 3):
                     self.number += 1
                     self.queue.add(b"%d" % self.number + b"x" * (number % 50))
             case "remove":
-                self.queue.remove()
+                self.queue.line.remove()
             case "open":
-                self.queue.open_read()
+                self.queue.line.open_read()
             case "reserve" | "finish" | "retire":
                 self.do_reserved(step, number)
             case "confirm" if reads:
-                self.queue.confirm(reads[number % len(reads)])
+                self.queue.reads.confirm(reads[number % len(reads)])
             case "unremove" if reads:
-                self.queue.unremove(reads[number % len(reads)])
+                self.queue.returns.give_back([reads[number % len(reads)]])
             case "work":
                 self.clock.advance(2.0)
                 self.collection.tick()
@@ -379,17 +379,19 @@ class Served:
         with suppress(TagRefused):
             match step:
                 case "reserve":
-                    if self.queue.reserve_again(terms) is None and not self.queue.is_done(tag):
-                        self.queue.reserve(terms, self.number, 1 + number % 3, 1000)
+                    if self.queue.reserved.again(terms) is None and not self.queue.reserved.is_done(
+                        tag
+                    ):
+                        self.queue.reserved.reserve(terms, self.number, 1 + number % 3, 1000)
                 case "finish":
-                    self.queue.finish(tag)
+                    self.queue.reserved.finish(tag)
                 case _:
-                    self.queue.retire("sink", number % 3)
+                    self.queue.reserved.retire("sink", number % 3)
 
     def check(self) -> None:
         """Compare what others find in the files with the queue."""
         queue = self.queue
-        given_back = [queue.open[xid].item for xid in sorted(queue.open)]
+        given_back = [queue.reads.open[xid].item for xid in sorted(queue.reads.open)]
         expected = [item_data(one) for one in (*given_back, *self.waiting())]
         readings = [
             replayed(contents(self.path), NAME, keeps_xid=keeps_xid) for keeps_xid in (True, False)
@@ -412,8 +414,8 @@ class Served:
         try:
             copied = collection.obtain(NAME)
             # Reserved reads are still open there.
-            given_back = len(self.queue.open) - len(copied.open)
-            return copied.browse(1_000_000)[given_back:]
+            given_back = len(self.queue.reads.open) - len(copied.reads.open)
+            return copied.backlog.browse(1_000_000)[given_back:]
         finally:
             collection.close()
 

@@ -114,7 +114,7 @@ class ProducerMachine(QueuesMachine):
         found = []
         try:
             for _ in range(most):
-                record = self.collection.obtain(name).remove()
+                record = self.collection.obtain(name).line.remove()
                 if record is not None:
                     found.append(b":".join(item_data(record).split(b":")[:2]))
         except KestrelError:

@@ -266,7 +266,7 @@ class QueueMachine(RuleBasedStateMachine):
         limit = max(self.config.max_memory_size, 6)
         given_back = 6 * (len(self.open) + len(self.waiting))
         assert held.backlog.memory_bytes <= limit + given_back
-        assert set(held.open) == set(self.open)
+        assert set(held.reads.open) == set(self.open)
 
 
 QueueMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)

@@ -172,7 +172,7 @@ class QueueMachine(QueuesMachine):
         """Remove some items in one turn."""
         taken = []
         try:
-            taken = [self.queue.remove() for _ in range(count)]
+            taken = [self.queue.line.remove() for _ in range(count)]
         except QueueUnavailable:
             assert self.may_fail
             self.commit()
@@ -188,7 +188,7 @@ class QueueMachine(QueuesMachine):
     def peek(self) -> None:
         """Look at the head."""
         try:
-            record = self.queue.peek()
+            record = self.queue.line.peek()
         except QueueUnavailable:
             assert self.may_fail
             self.commit()
@@ -203,7 +203,7 @@ class QueueMachine(QueuesMachine):
     def open_read(self) -> None:
         """Open a read."""
         try:
-            opened = self.queue.open_read()
+            opened = self.queue.line.open_read()
         except QueueUnavailable:
             assert self.may_fail
             self.commit()
@@ -225,7 +225,7 @@ class QueueMachine(QueuesMachine):
     def confirm(self, number: int) -> None:
         """Finish one of the open reads."""
         xid = list(self.reads)[number % len(self.reads)]
-        assert self.queue.confirm(xid)
+        assert self.queue.reads.confirm(xid)
         if self.commit():
             del self.reads[xid]
             self.done()
@@ -235,7 +235,7 @@ class QueueMachine(QueuesMachine):
     def give_back(self, number: int, counted: bool) -> None:  # noqa: FBT001 # drawn
         """Give one of the open reads back."""
         xid = list(self.reads)[number % len(self.reads)]
-        assert self.queue.give_back((xid,), counted=counted) == 1
+        assert self.queue.returns.give_back((xid,), counted=counted) == 1
         if self.commit():
             entry = self.reads.pop(xid)
             self.waiting.appendleft(entry.again if counted else entry)
@@ -311,7 +311,7 @@ class QueueMachine(QueuesMachine):
     )
     def break_disk(self, what: str, tears: bool) -> None:  # noqa: FBT001 # drawn
         """From now on, steps of this kind fail; appends perhaps with half of it written."""
-        self.queue.peek()
+        self.queue.line.peek()
         self.commit()
         self.sweep()
         self.done()
@@ -366,7 +366,7 @@ class QueueMachine(QueuesMachine):
         collection = QueueCollection(ServerConfig(queue_path=copy, default=whole), self.clock)
         collection.open()
         try:
-            records = collection.obtain(NAME).browse(1_000_000)
+            records = collection.obtain(NAME).backlog.browse(1_000_000)
             return tuple((item_data(record), item_deliveries(record)) for record in records)
         finally:
             collection.close()
@@ -376,9 +376,9 @@ class QueueMachine(QueuesMachine):
         """The queue counts what the model holds."""
         queue = self.queue
         assert len(queue) == len(self.waiting)
-        assert queue.size == sum(len(entry.data) for entry in self.waiting)
-        assert set(queue.open) == set(self.reads)
-        assert queue.reads.open_bytes == record_bytes(queue.open)
+        assert queue.backlog.size == sum(len(entry.data) for entry in self.waiting)
+        assert set(queue.reads.open) == set(self.reads)
+        assert queue.reads.open_bytes == record_bytes(queue.reads.open)
 
     @invariant()
     def other_readers_agree(self) -> None:

@@ -118,7 +118,7 @@ class ReservedMachine(QueuesMachine):
     @rule()
     def remove(self) -> None:
         """Remove the head."""
-        record = self.queue.remove()
+        record = self.queue.line.remove()
         assert not self.collection.commits.commit()
         expected = self.waiting.pop(0).data if self.waiting else None
         assert (None if record is None else item_data(record)) == expected
@@ -126,7 +126,7 @@ class ReservedMachine(QueuesMachine):
     @rule()
     def open_read(self) -> None:
         """Open a read that is not reserved."""
-        opened = self.queue.open_read()
+        opened = self.queue.line.open_read()
         assert not self.collection.commits.commit()
         assert (opened is None) == (not self.waiting)
         if opened is not None:
@@ -169,21 +169,21 @@ class ReservedMachine(QueuesMachine):
             self.connect(owner)
         if self.is_retired(tag):
             with pytest.raises(TagRefused):
-                self.queue.reserve_again(terms)
+                self.queue.reserved.again(terms)
             with pytest.raises(TagRefused):
-                self.queue.reserve(terms, 1, most, 1000)
+                self.queue.reserved.reserve(terms, 1, most, 1000)
             return
         known = next((one for one in self.held.values() if one.terms.tag == tag), None)
         if known is None:
-            assert self.queue.reserve_again(terms) is None
-            assert self.queue.is_done(tag) == (tag in self.done)
+            assert self.queue.reserved.again(terms) is None
+            assert self.queue.reserved.is_done(tag) == (tag in self.done)
             if tag not in self.done:
                 self.reserve(most, terms, fails=fails)
             return
-        again = self.queue.reserve_again(terms)
+        again = self.queue.reserved.again(terms)
         assert again is not None
         assert self.held[again.nonce] is known
-        xids, items = self.queue.reserved_reads(again)
+        xids, items = self.queue.reserved.reads_of(again)
         reads = dict(zip(xids, map(item_data, items), strict=True))
         assert reads == {xid: entry.data for xid, entry in known.reads.items()}
         assert not self.collection.commits.commit()
@@ -196,11 +196,11 @@ class ReservedMachine(QueuesMachine):
         reads: dict[int, Entry] = {}
 
         def step() -> None:
-            reservation = self.queue.reserve(terms, nonce, most, 1000)
+            reservation = self.queue.reserved.reserve(terms, nonce, most, 1000)
             if fails and reservation is None:
                 return  # the disk failed while memory was filled
             xids, items = (
-                ((), []) if reservation is None else self.queue.reserved_reads(reservation)
+                ((), []) if reservation is None else self.queue.reserved.reads_of(reservation)
             )
             if not fails:
                 assert [(item_data(one), item_deliveries(one)) for one in items] == [
@@ -224,9 +224,9 @@ class ReservedMachine(QueuesMachine):
 
         def step() -> None:
             named = [(nonce, tuple(xids)), *([(0, (xids[0],))] if some % 2 else [])]
-            found = self.queue.find_reserved(named)
+            found = self.queue.reserved.find(named)
             assert list(found) == xids
-            assert all(self.queue.confirm(xid) for xid in found)
+            assert all(self.queue.reads.confirm(xid) for xid in found)
 
         def model() -> None:
             for xid in xids:
@@ -243,13 +243,13 @@ class ReservedMachine(QueuesMachine):
             tag = opened[number % len(opened)]
         if self.is_retired(tag):
             with pytest.raises(TagRefused):
-                self.queue.finish(tag)
+                self.queue.reserved.finish(tag)
             return
         known = next((one for one in self.held.values() if one.terms.tag == tag), None)
         expected = len(known.reads) if known is not None else self.done.get(tag, 0)
 
         def step() -> None:
-            assert self.queue.finish(tag) == expected
+            assert self.queue.reserved.finish(tag) == expected
 
         def model() -> None:
             if known is not None:
@@ -267,7 +267,7 @@ class ReservedMachine(QueuesMachine):
         xids = list(held.reads)[:some]
 
         def step() -> None:
-            assert self.queue.give_back(xids, counted=counted) == len(xids)
+            assert self.queue.returns.give_back(xids, counted=counted) == len(xids)
 
         self.apply(step, lambda: self.put_back(xids, held.reads, counted=counted), fails=fails)
         self.forget_ended()
@@ -281,7 +281,7 @@ class ReservedMachine(QueuesMachine):
         is_new = epoch > self.retired.get(name, -1)
 
         def step() -> None:
-            assert self.queue.retire(name, epoch) == (len(held) + len(done)) * is_new
+            assert self.queue.reserved.retire(name, epoch) == (len(held) + len(done)) * is_new
 
         def model() -> None:
             if is_new:
@@ -305,7 +305,7 @@ class ReservedMachine(QueuesMachine):
         xids = list(held.reads)[:some]
 
         def step() -> None:
-            assert self.queue.give_back(xids, counted=counted, delay=1e6) == len(xids)
+            assert self.queue.returns.give_back(xids, counted=counted, delay=1e6) == len(xids)
 
         def model() -> None:
             for xid in xids:
@@ -324,7 +324,7 @@ class ReservedMachine(QueuesMachine):
     def extend(self, number: int, seconds: int) -> None:
         """Extend a reservation."""
         held = list(self.held.values())[number % len(self.held)]
-        assert self.queue.extend_leases(list(held.reads), seconds) == len(held.reads)
+        assert self.queue.reads.extend_leases(list(held.reads), seconds) == len(held.reads)
         held.deadline, held.before_loss = self.now + seconds, None
 
     @rule(owner=st.sampled_from(OWNERS), seconds=st.sampled_from(OWNER_EXTENSIONS))
@@ -413,19 +413,19 @@ class ReservedMachine(QueuesMachine):
         """The queue has what the model has."""
         queue, reserved = self.queue, self.queue.reads.reserved
         assert len(queue) == len(self.waiting)
-        in_memory = [(item_data(one), item_deliveries(one)) for one in queue.browse(1000)]
+        in_memory = [(item_data(one), item_deliveries(one)) for one in queue.backlog.browse(1000)]
         model = [(entry.data, entry.deliveries) for entry in self.waiting]
         assert in_memory == model[: len(in_memory)]
-        assert {xid: one.nonce for xid, one in reservations(queue.open).items()} == {
+        assert {xid: one.nonce for xid, one in reservations(queue.reads.open).items()} == {
             xid: nonce for nonce, one in self.held.items() for xid in one.reads
         }
         for nonce, one in self.held.items():
             for xid, entry in one.reads.items():
-                found = reservations(queue.open)[xid]
+                found = reservations(queue.reads.open)[xid]
                 assert (found.nonce, found.terms) == (nonce, one.terms)
-                assert item_data(queue.open[xid].item) == entry.data
-        assert queue.reads.open_bytes == record_bytes(queue.open)
-        assert queue.open_reads == len(self.plain) + sum(
+                assert item_data(queue.reads.open[xid].item) == entry.data
+        assert queue.reads.open_bytes == record_bytes(queue.reads.open)
+        assert queue.reads.held == len(self.plain) + sum(
             len(one.reads) for one in self.held.values()
         )
         assert reserved.done == self.done

@@ -82,14 +82,14 @@ class WriteRounds(RuleBasedStateMachine):
         """Remove items; what is not written yet cannot be read back from disk."""
         for _ in range(count):
             try:
-                record = self.queue.remove()
+                record = self.queue.line.remove()
             except (QueueUnavailable, JournalError):
                 assert self.is_broken
                 self.spool.collection.commits.commit()
                 self.waiting = list(self.written)
                 return
             if record is None:
-                assert not self.waiting or self.queue.is_writing
+                assert not self.waiting or self.queue.writing.is_writing
             else:
                 assert item_data(record) == self.waiting.pop(0)
         self._commit()
@@ -142,15 +142,15 @@ class WriteRounds(RuleBasedStateMachine):
         """In memory, and in numbers."""
         if self.number:
             assert len(self.queue) == len(self.waiting)
-            assert self.queue.is_writing == (self.sent is not None)
-            in_memory = [item_data(record) for record in self.queue.browse(ALL)]
+            assert self.queue.writing.is_writing == (self.sent is not None)
+            in_memory = [item_data(record) for record in self.queue.backlog.browse(ALL)]
             assert in_memory == self.waiting[: len(in_memory)]
 
     def teardown(self) -> None:
         """At a clean stop all is written."""
         self.break_disk(broken=False)
         self.spool.restart()
-        assert [item_data(record) for record in iter(self.queue.remove, None)] == self.waiting
+        assert [item_data(record) for record in iter(self.queue.line.remove, None)] == self.waiting
         self.spool.close()
         self._directory.cleanup()
 

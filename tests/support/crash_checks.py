@@ -12,6 +12,7 @@ from kestrelmq.format.records import item, item_data, unremove
 from kestrelmq.journal.delayed_items import DelayedItems
 from kestrelmq.journal.life import RESTART
 from kestrelmq.journal.loading import load_queue, remove_left_over
+from kestrelmq.queue.adding import Put
 from tests.support.crash_scenarios import as_delayed
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues
@@ -108,12 +109,18 @@ class Checker:
             queues = started.collection.queues
             found.append(
                 tuple(
-                    (name, (*_in_order(queue._delayed), *map(item_data, queue.browse(10_000))))
+                    (
+                        name,
+                        (
+                            *_in_order(queue.backlog.delayed),
+                            *map(item_data, queue.backlog.browse(10_000)),
+                        ),
+                    )
                     for name, queue in sorted(queues.items())
                 )
             )
             for queue in queues.values():
-                queue.accept(item(started.clock.now(), 0, ONE_MORE))  # not by its children
+                queue.accept(Put(item(started.clock.now(), 0, ONE_MORE)), alone=True)
         if found[0] != wanted:
             raise WrongState(_told(contents, found[0], wanted))
         _check_one_more(contents, *found)

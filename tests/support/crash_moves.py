@@ -65,7 +65,7 @@ class MovingItems:
     def found(self) -> dict[str, Items]:
         """Return what waits in the queues."""
         return {
-            name: tuple(item_data(record) for record in queue.browse(9))
+            name: tuple(item_data(record) for record in queue.backlog.browse(9))
             for name, queue in self.collection.queues.items()
         }
 
@@ -88,9 +88,9 @@ def fail(queues: MovingItems) -> None:
     jobs = queues.collection.obtain("jobs")
     queues.add()
     for _ in range(DELIVERIES):
-        opened = [jobs.open_read() for _ in ITEMS]
+        opened = [jobs.line.open_read() for _ in ITEMS]
         queues.commit()
-        jobs.give_back([read[0] for read in opened if read is not None])
+        jobs.returns.give_back([read[0] for read in opened if read is not None])
         queues.commit()
 
 
@@ -122,7 +122,7 @@ def import_items(queues: MovingItems) -> None:
         assert queues.collection.add(row.queue, row.data, row.expiry)
     queues.commit()
     for _ in ITEMS:
-        jobs.remove()
+        jobs.line.remove()
         queues.commit()
 
 

@@ -136,7 +136,7 @@ class Run:
         self.waiting.append(data)
         self.note()
         assert not self.collection.commits.commit()
-        assert self.queue.is_writing
+        assert self.queue.writing.is_writing
 
     def add_behind(self) -> None:
         """Add an item, and remove the head, while a round is under way."""
@@ -145,7 +145,7 @@ class Run:
         self.queue.add(data)
         self.waiting.append(data)
         self.note()
-        self.queue.remove()
+        self.queue.line.remove()
         self.waiting.popleft()
         self.note()
         assert not self.collection.commits.commit()
@@ -153,18 +153,18 @@ class Run:
     def end_round(self, worker: HeldWorker) -> None:
         """Let `worker` write, and then what was behind be written."""
         assert worker.step()
-        assert not self.queue.is_writing
+        assert not self.queue.writing.is_writing
         self.write()
 
     def remove(self) -> None:
         """Take the head off."""
-        self.queue.remove()
+        self.queue.line.remove()
         self.waiting.popleft()
         self.commit()
 
     def open_read(self) -> int:
         """Open a read of the head; return its xid."""
-        opened = self.queue.open_read()
+        opened = self.queue.line.open_read()
         assert opened is not None
         self.open[opened[0]] = self.waiting.popleft()
         self.commit()
@@ -172,13 +172,13 @@ class Run:
 
     def confirm(self, xid: int) -> None:
         """Finish an open read."""
-        self.queue.confirm(xid)
+        self.queue.reads.confirm(xid)
         del self.open[xid]
         self.commit()
 
     def unremove(self, xid: int) -> None:
         """Give an open read back."""
-        self.queue.unremove(xid)
+        self.queue.returns.give_back([xid])
         self.waiting.appendleft(self.open.pop(xid))
         self.commit()
 
@@ -192,7 +192,7 @@ class Run:
         data = b"%d late" % self.added
         self.added += 1
         due = self.clock.now() + 1000 * seconds
-        self.queue.add_delayed(data, due)
+        self.queue.add(data, due=due)
         self.delayed.append((due, data))
         self.delayed.sort(key=lambda one: one[0])
         self.commit()

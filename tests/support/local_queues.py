@@ -104,13 +104,13 @@ class LocalQueues:
 
     def take(self, name: str = "jobs") -> bytes | None:
         """Remove the head, and commit; return its data, or None when there is none."""
-        record = self.queue(name).remove()
+        record = self.queue(name).line.remove()
         self.commit()
         return None if record is None else item_data(record)
 
     def open_read(self, name: str = "jobs") -> int:
         """Open a read, and commit; return its xid. Raises AssertionError if there is no item."""
-        opened = self.queue(name).open_read()
+        opened = self.queue(name).line.open_read()
         if opened is None:
             raise AssertionError(f"queue {name} is empty")
         self.commit()
@@ -126,7 +126,7 @@ class LocalQueues:
     def items(self, name: str = "jobs") -> list[bytes]:
         """Return the items that wait in a queue, and leave them there."""
         queue = self.queue(name)
-        return [item_data(record) for record in queue.browse(len(queue))]
+        return [item_data(record) for record in queue.backlog.browse(len(queue))]
 
     def churn(self, times: int, size: int = 100, name: str = "jobs") -> None:
         """Add and remove an item of `size` bytes, again and again, so that the journal grows."""

@@ -51,10 +51,10 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     queue = collection.queues["jobs"]
     queue.add(b"12345")
     queue.add(b"123")
-    queue.remove()
+    queue.line.remove()
     collection.commits.commit()
     queue.pause(Paused.READS)
-    queue.failure = JournalError("queue jobs:\nno room")
+    queue.writing.failure = JournalError("queue jobs:\nno room")
     loop = asyncio.get_running_loop()
     turns = TurnLoop(clock, collection.commits)
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from kestrelmq.admin.slices import slices
-from kestrelmq.queue.queue import NO_ROOM
+from kestrelmq.queue.adding import NO_ROOM
 from kestrelmq.queues.loading_queues import still_loading
 from kestrelmq.queues.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
@@ -121,8 +121,8 @@ async def health_of(context: ServerContext) -> Health:
     health.add([Problem("damaged", name, damaged[name]) for name in names], len(damaged))
     async for queues in slices(list(collection.queues.values()), _SLICE):
         for queue in queues:
-            if queue.is_failing:
-                reason = f"the journal cannot be written: {queue.problem}"
+            if queue.writing.is_failing:
+                reason = f"the journal cannot be written: {queue.writing.problem}"
                 health.add([Problem("failing", queue.name, reason)])
     return health
 

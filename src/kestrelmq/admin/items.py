@@ -178,16 +178,16 @@ async def list_open_reads(call: Call) -> Answer:
     queue = call.queue()
     context = call.admin.context
     first: list[int] = []
-    async for some in slices(queue.open, _READS_AT_ONCE):
-        first = sorted([*first, *filter(queue.is_held, some)])[: query.limit]
+    async for some in slices(queue.reads.open, _READS_AT_ONCE):
+        first = sorted([*first, *filter(queue.reads.is_held, some)])[: query.limit]
     clients = await in_slices(holders(context, queue.name, frozenset(first)), context.turns)
     # Some may have ended meanwhile.
-    reads = [_open_read(queue, xid, clients.get(xid)) for xid in first if queue.is_held(xid)]
-    return Answer(OpenReadsAnswer(total=queue.open_reads, open_reads=reads))
+    reads = [_open_read(queue, xid, clients.get(xid)) for xid in first if queue.reads.is_held(xid)]
+    return Answer(OpenReadsAnswer(total=queue.reads.held, open_reads=reads))
 
 
 def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
-    found = queue.open[xid]
+    found = queue.reads.open[xid]
     record, reservation = found.record, found.reservation
     read = OpenRead(
         xid=xid,
@@ -217,14 +217,14 @@ async def requeue(call: Call) -> Answer:
     queue = call.queue()
     reads: list[tuple[Queue, open_read.OpenRead]] = []
     is_in_order = True
-    async for some in slices(queue.open if wanted is None else set(wanted), _READS_AT_ONCE):
-        held = sorted(filter(queue.is_held, some))
+    async for some in slices(queue.reads.open if wanted is None else set(wanted), _READS_AT_ONCE):
+        held = sorted(filter(queue.reads.is_held, some))
         if reads and held and held[0] < reads[-1][1].xid:
             is_in_order = False
-        reads += [(queue, queue.open[xid]) for xid in held]
+        reads += [(queue, queue.reads.open[xid]) for xid in held]
     if not is_in_order:  # all reads, of whom there may be a million, mostly are
         reads.sort(key=lambda read: read[1].xid)
     returning = HeldReadsReturn(queue, deque(reads), why="it was given back")
-    await in_slices(queue.giving_back(returning), call.admin.context.turns)
+    await in_slices(queue.returns.in_pieces(returning), call.admin.context.turns)
     await changes.wait_until_durable(call.admin.context, queue)
     return Answer(Requeued(requeued=returning.count))

@@ -203,7 +203,7 @@ class Exposition:
         for names in batches(queues, _MATCHED):
             found = sorted([*found, *filter(matches, names)])[:QUEUES]
             yield
-        return [queues[name] for name in found if not queues[name].is_closed]
+        return [queues[name] for name in found if not queues[name].state.is_closed]
 
     def _of_stat(
         self, stat: Statistic, own: list[Queue], sums: Mapping[str, float]

@@ -167,10 +167,10 @@ async def show_queue(call: Call) -> Answer:
         QueueDetail(
             name=queue.name,
             state=state_of(queue),
-            problem=queue.problem or _FULL.get(queue.fullness or ""),
+            problem=queue.writing.problem or _FULL.get(queue.fullness or ""),
             paused=str(queue.paused),
             time=now(),
-            oldest=queue.oldest,
+            oldest=queue.backlog.oldest,
             stats=dict(read_numbers(queue)),
             settings=dict(queue_settings(queue.config)),
             master=master_of(queue.name),

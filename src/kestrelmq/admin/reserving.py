@@ -146,7 +146,7 @@ async def _send(call: Call, reserved: Reserved, held: Sequence[HeldReads]) -> we
 def _items(reserved: Reserved) -> list[Item]:
     found: list[Item] = []
     for queue, reservation in reserved:
-        for xid, one in zip(*queue.reserved_reads(reservation), strict=True):
+        for xid, one in zip(*queue.reserved.reads_of(reservation), strict=True):
             record = record_of(one)
             item = ReservedItem(
                 queue=queue.name,

@@ -259,7 +259,7 @@ class Sampler:
         self, name: str, queue: Queue, version: int, elapsed: float, stamp: int
     ) -> None:
         last = self.sampled.get(name)
-        added, taken = queue.backlog.total_items, queue.get_hits
+        added, taken = queue.backlog.total_items, queue.counts.get_hits
         if last is None:
             put_rate = get_rate = 0.0
         else:
@@ -339,12 +339,12 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
     """Return the present state of a queue, with the given rates."""
     return QueueSnapshot(
         len(queue),
-        queue.size,
+        queue.backlog.size,
         put_rate,
         get_rate,
-        queue.oldest,
-        queue.open_reads,
-        queue.waiting_readers,
+        queue.backlog.oldest,
+        queue.reads.held,
+        queue.waiters.readers,
         state_of(queue),
         str(queue.paused),
     )
@@ -352,8 +352,8 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
 
 def state_of(queue: Queue) -> State:
     """Return the state of a queue that is loaded."""
-    if queue.is_failing:
+    if queue.writing.is_failing:
         return "failing"
     if queue.fullness is not None:
         return "full"
-    return "behind" if queue.read_behind else "ok"
+    return "behind" if queue.backlog.read_behind else "ok"

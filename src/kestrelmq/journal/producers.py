@@ -119,6 +119,12 @@ class Producers:
         last = self._marks.get(producer)
         return -1 if last is None or last.added < _second(now - self.ttl) else last.sequence
 
+    def last_number(self, producer: bytes) -> int:
+        """Do what `last` does now; forget those that are to be forgotten by now."""
+        now = self.now()
+        self.forget_old(now)
+        return self.last(producer, now)
+
     @property
     def is_full(self) -> bool:
         """Whether another producer cannot be remembered, too."""

@@ -193,7 +193,7 @@ class AsyncPersistentQueue(QueueOperations):
 
     async def _take(self, mode: ReadMode) -> Item | None:
         queue = self._queue()
-        (record, xid), syncing = self._apply(queue, lambda _: queue.take_as(mode))
+        (record, xid), syncing = self._apply(queue, lambda _: queue.line.take_as(mode))
         await self._hand_over(queue, mode, xid, syncing)
         return None if record is None else Item.of(record, xid)
 
@@ -237,17 +237,17 @@ class AsyncPersistentQueue(QueueOperations):
         )
 
         def begin(queue: Queue) -> None:
-            queue.wait(waiter)
+            queue.waiters.add(waiter)
             self._waiting.add(served)
 
         self._apply(queue, begin)
         try:
             await asyncio.wait([served], timeout=longest)
-            if not served.done() and queue.cancel_wait(waiter):
+            if not served.done() and queue.waiters.cancel(waiter):
                 return None
             record, xid = await asyncio.shield(served)
         except BaseException:
-            if not queue.cancel_wait(waiter):
+            if not queue.waiters.cancel(waiter):
                 served.add_done_callback(lambda _: self._give_back_served(queue, served))
             raise
         finally:
@@ -255,7 +255,7 @@ class AsyncPersistentQueue(QueueOperations):
         if record is None:
             raise QueueUnavailable(f"queue {self._name} was closed")
         if mode is ReadMode.REMOVE:
-            _, syncing = self._apply(queue, lambda _: queue.confirm(xid))
+            _, syncing = self._apply(queue, lambda _: queue.reads.confirm(xid))
             await self._hand_over(queue, mode, xid, syncing)
             xid = 0
         return Item.of(record, xid)
@@ -269,7 +269,7 @@ class AsyncPersistentQueue(QueueOperations):
         if self._opened is not queue or self._commits.fault is not None:
             return
         try:
-            self._apply(queue, lambda _: queue.unremove(xid))
+            self._apply(queue, lambda _: queue.returns.give_back([xid]))
         except KestrelError:
             log.exception("queue %s: an item was not given back; that is tried again", self._name)
 

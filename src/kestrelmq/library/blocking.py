@@ -211,7 +211,7 @@ class BlockingQueue(QueueUse):
     # --- waiting ---
 
     async def _take(self, mode: ReadMode) -> Item | None:
-        record, xid = await self._change(lambda queue: queue.take_as(mode), reads=True)
+        record, xid = await self._change(lambda queue: queue.line.take_as(mode), reads=True)
         return None if record is None else Item.of(record, xid)
 
     async def _wait(self, mode: ReadMode, timeout: float | None) -> Item | None:
@@ -219,11 +219,11 @@ class BlockingQueue(QueueUse):
         deadline = None if longest is None else time.monotonic() + longest
 
         def begin(queue: Queue) -> Item | WaitingThread:
-            record, xid = queue.take_as(mode)
+            record, xid = queue.line.take_as(mode)
             if record is not None:
                 return Item.of(record, xid)
             waiting = WaitingThread(self._access, queue, mode)
-            queue.wait(waiting.waiter)
+            queue.waiters.add(waiting.waiter)
             self._access.waiting.add(waiting)
             return waiting
 
@@ -259,7 +259,7 @@ class BlockingQueue(QueueUse):
 
     def _ends_wait(self, waiting: WaitingThread) -> bool:
         """End a wait; return False if it has ended already."""
-        return self._access.change(lambda: waiting.queue.cancel_wait(waiting.waiter))[0]
+        return self._access.change(lambda: waiting.queue.waiters.cancel(waiting.waiter))[0]
 
     def _give_back(self, waiting: WaitingThread) -> None:
         """Give back the item of a thread that a signal interrupted just as it was served."""
@@ -385,7 +385,7 @@ class PersistentQueue(BlockingQueue):
             return
         self._opened = self._lock = None
         with lock:
-            lock.callback(queue.worker.close)
+            lock.callback(queue.state.commits.worker.close)
             lock.callback(queue.close)
             failure = None
             if self._config.sync_journal is not None:

@@ -93,7 +93,7 @@ class Held:
     async def _if_open(self, change: Callable[[Queue], bool]) -> bool:
         """Apply `change` if the read is still open; return False if it is not."""
         xid = self.item.xid
-        return await self._change(lambda queue: xid in queue.open and change(queue))
+        return await self._change(lambda queue: xid in queue.reads.open and change(queue))
 
     async def _end(self, change: Callable[[Queue], bool]) -> None:
         """Confirm the item or give it back. Raises ValueError: that was done before."""
@@ -178,7 +178,7 @@ class QueueUse(ABC):
 
     async def _put(self, data: bytes, expires: int, due: int, mark: PutMark | None) -> bool:
         """Add an item that expires, and is due, at these times (ms; 0: never, now)."""
-        return await self._change(lambda queue: queue.put(data, expires, due, mark))
+        return await self._change(lambda queue: queue.add(data, expires, due, mark))
 
     @asynccontextmanager
     async def _holding(
@@ -216,7 +216,7 @@ class QueueUse(ABC):
     @property
     def bytes(self) -> int:
         """Bytes of data in the waiting items."""
-        return self._measure(lambda queue: queue.size)
+        return self._measure(lambda queue: queue.backlog.size)
 
     @property
     def journal_size(self) -> int:
@@ -267,7 +267,7 @@ class QueueOperations(QueueUse):
 
     async def unremove(self: QueueUse, xid: int) -> bool:
         """Give the open read `xid` back to the head; False if it is not open."""
-        return await self._change(lambda queue: queue.unremove(xid), creates=False)
+        return await self._change(lambda queue: queue.returns.give_back([xid]) == 1, creates=False)
 
     async def confirm_remove(self: QueueUse, xid: int) -> bool:
         """Confirm the open read `xid`; False if it is not open."""
@@ -371,7 +371,7 @@ class QueueOperations(QueueUse):
             TagRefused: this is no tag, or its epoch was retired.
         """
         _check_tag(tag)
-        return await self._change(lambda queue: queue.finish(tag), creates=False)
+        return await self._change(lambda queue: queue.reserved.finish(tag), creates=False)
 
     async def retire(self: QueueUse, name: str, epoch: int) -> int:
         """Forget the tags of `name` up to an epoch, and refuse them from now on; return how many.
@@ -384,7 +384,7 @@ class QueueOperations(QueueUse):
         """
         _check_text(name, "the name of a tag")
         parse_tag(f"{name}:{epoch}:0")
-        return await self._change(lambda queue: queue.retire(name, epoch))
+        return await self._change(lambda queue: queue.reserved.retire(name, epoch))
 
     async def wait_remove(
         self: QueueUse, timeout: float | None = None, *, transaction: bool = False
@@ -495,7 +495,7 @@ class QueueOperations(QueueUse):
 
 def _confirming(xid: int) -> Callable[[Queue], bool]:
     """Return a function that confirms an open read; it returns False if that is not open."""
-    return lambda queue: queue.confirm(xid, kept=True)
+    return lambda queue: queue.reads.confirm(xid, kept=True)
 
 
 def _releasing(
@@ -509,10 +509,12 @@ def _releasing(
         raise ValueError(f"the delay must be from 0 to {LONGEST_TIME:.0f} seconds")
 
     def release(queue: Queue) -> bool:
-        if dead and xid in queue.open and queue.config.dead_letter_queue is None:
+        if dead and xid in queue.reads.open and queue.config.dead_letter_queue is None:
             raise NoDeadLetterQueue(f"queue {queue.name} has no dead_letter_queue")
         why = "it was released"
-        given_back = queue.give_back([xid], counted=counted, why=why, delay=delay, is_dead=dead)
+        given_back = queue.returns.give_back(
+            [xid], counted=counted, why=why, delay=delay, is_dead=dead
+        )
         return given_back == 1
 
     return release
@@ -525,7 +527,7 @@ def _extending(xid: int, seconds: float) -> Callable[[Queue], bool]:
     """
     if not 0 <= given_number(seconds, "an extension") <= LONGEST_TIME:
         raise ValueError(f"a read is extended by 0 to {LONGEST_TIME:.0f} seconds")
-    return lambda queue: queue.extend(xid, seconds)
+    return lambda queue: queue.reads.extend(xid, seconds)
 
 
 def _reserving(
@@ -546,17 +548,17 @@ def _reserving(
     terms = ReserveTerms(round(lease * 1000), tag=tag)
 
     def reserve(queue: Queue) -> list[Item] | None:
-        reservation = queue.reserve_again(terms) if tag else None
+        reservation = queue.reserved.again(terms) if tag else None
         if reservation is None:
-            if queue.is_done(tag):
+            if queue.reserved.is_done(tag):
                 return None
             if again:
                 return []
             nonce = int.from_bytes(os.urandom(8))
-            reservation = queue.reserve(terms, nonce, count, READ_BYTES)
+            reservation = queue.reserved.reserve(terms, nonce, count, READ_BYTES)
         if reservation is None:
             return []
-        xids, records = queue.reserved_reads(reservation)
+        xids, records = queue.reserved.reads_of(reservation)
         return [Item.of(record, xid) for xid, record in zip(xids, records, strict=True)]
 
     return reserve

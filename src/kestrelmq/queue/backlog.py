@@ -128,6 +128,7 @@ class Backlog(JournalFollower):
         total_items: items added since the queue was loaded or created.
         put_bytes: bytes of data in those.
         producers: the last marks of those who number the items that they add.
+        delayed: the items that wait until they are due, if there ever were any.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Backlog(JournalFollower):
         self.front.reverse()
         self.memory_bytes = state.memory_bytes
         self.producers = state.producers
+        self.delayed = state.delayed
         self.memory_limit = self.max_memory_bytes = 0
         self.behind: ReadBehind | None = None
         self.refill_below = self.total_items = self.put_bytes = 0
@@ -153,9 +155,19 @@ class Backlog(JournalFollower):
         return self.memory_items + self.behind_items
 
     @property
+    def items(self) -> int:
+        """Number of waiting items, without those of open reads."""
+        return len(self)
+
+    @property
     def memory_items(self) -> int:
         """Number of items that are in memory."""
         return len(self.front) + len(self.memory)
+
+    @property
+    def read_behind(self) -> bool:
+        """Whether some items are on disk only."""
+        return self.behind is not None
 
     @property
     def head(self) -> Item | None:

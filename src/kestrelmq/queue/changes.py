@@ -30,24 +30,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from kestrelmq.clock import Clock, Pause, no_pause
-from kestrelmq.format.records import ADDX, ADDX_HEADER, Item, NotedItem, item_add_time, record_of
-from kestrelmq.journal.life import (
-    FORGOTTEN,
-    HEAD_AGAIN,
-    HELD,
-    NEXT,
-    NOWHERE,
-    OPEN_AGAIN,
-    READ,
-    RETRYING,
-    UNDO,
-    UNRESERVED,
-    WAITING,
+from kestrelmq.format.records import (
+    ADDX_HEADER,
+    REMOVE_RECORD,
+    Item,
+    NotedItem,
+    item_add_time,
+    record_of,
 )
+from kestrelmq.journal.life import HEAD_AGAIN, NEXT, NOWHERE, READ, UNDO, WAITING
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.read_table import ReadTable
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.reads import OpenReads
+from kestrelmq.queue.state import QueueState
+from kestrelmq.scheduling.worker import LARGE_ITEM
 
 
 @dataclass(slots=True, init=False)
@@ -264,7 +259,8 @@ class Changes:
         places: the places of the items if they are tracked, in read-behind; otherwise None.
     """
 
-    def __init__(self, prelude: bytes) -> None:
+    def __init__(self, state: QueueState, prelude: bytes) -> None:
+        self._state = state
         self.pending: list[bytes] = []
         self.sent: list[bytes] = []
         self.is_large = False
@@ -286,11 +282,29 @@ class Changes:
         """Bytes of the records that will be written."""
         return sum(map(len, (*self.sent, *self.pending))) + len(self.prelude)
 
+    def sample(self, number: int) -> int | None:
+        """Return the opcode of one of the pending records, which `number` selects, if any."""
+        return self.pending[number % len(self.pending)][0] if self.pending else None
+
     @property
     def last_wait(self) -> int:
         """How long the last item that was read before the last write had waited (ms)."""
         waited = self._last_taken_at - item_add_time(self._last_taken) if self._last_taken else 0
         return max(0, waited)
+
+    def collect(self, record: bytes) -> None:
+        """Collect a journal record for the next commit."""
+        pending = self.pending
+        if not pending:
+            self._state.commits.dirty.append(self._state.queue)
+        pending.append(record)
+        if len(record) >= LARGE_ITEM:
+            self.is_large = True
+
+    def drop(self, taken: Item) -> None:
+        """Drop an item that was the head and is already taken."""
+        self.collect(REMOVE_RECORD)
+        self.undo.append(HeadDropped(taken))
 
     def written(self, clock: Clock) -> None:
         """Forget the changes: they are in the journal."""
@@ -330,60 +344,15 @@ class Changes:
             self._last_taken_at = clock.now()
             return
 
-    def take_back(self, backlog: Backlog, reads: OpenReads) -> None:
-        """Undo all changes, newest first. Reads that nobody has then are overdue at once."""
-        pending, undo = self.pending, self.undo = (
-            self.sent + self.pending,
-            self._sent_undo + self.undo,
-        )
-        self.sent, self._sent_undo = [], []
-        reopened: list[OpenRead] = []
-        while pending:
-            record = pending.pop()
-            if record[0] == ADDX:
-                backlog.drop_last(len(record) - ADDX_HEADER)
-                continue
-            change = undo.pop()
-            if isinstance(change, ReadsChanged):
-                _take_back_reads(change, backlog, reads)
-                if change.event in FORGOTTEN:
-                    reopened += change.reads
-            elif isinstance(change, HeadDropped):
-                backlog.put_back(change.item)
-            elif isinstance(change, bytes | NotedItem):
-                backlog.put_back(change)
-            elif change:
-                change[0](*change[1:])
-        undo.clear()
-        self.is_large = False
-        for read in reopened:
-            if not read.is_over and read.state in {HELD, RETRYING}:
-                reads.set_deadline(read, 0)
+    def take_all(self) -> tuple[list[bytes], list[Change]]:
+        """Return the records and the undo entries of all changes, and forget them."""
+        taken = self.sent + self.pending, self._sent_undo + self.undo
+        self.forget()
+        return taken
 
     def forget(self) -> None:
-        """Forget the changes: there is no journal to write them to."""
+        """Forget the changes: they are not written."""
         self.pending.clear()
         self.undo.clear()
         self.sent, self._sent_undo = [], []
         self.is_large = False
-
-
-def _take_back_reads(change: ReadsChanged, backlog: Backlog, reads: OpenReads) -> None:
-    undo = UNDO[change.event]
-    if undo == UNRESERVED:
-        reads.reservations.remove(change.reads)
-    elif undo == HEAD_AGAIN:
-        for read in reversed(change.reads):
-            current = reads.open[read.xid]  # another if its reader has lost it since
-            reads.end(current)
-            reads.forget_aside(current)
-            backlog.put_back(read.item)
-        reads.last_xid = change.last_xid
-    elif undo == OPEN_AGAIN:
-        if NEXT[change.event] == WAITING:
-            backlog.take()
-        if change.other is not None:
-            reads.end(change.other)
-            reads.forget_aside(change.other)
-        for read in change.reads:
-            reads.reopen(read)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
-from kestrelmq.clock import Clock, Pause, Throttle
+from kestrelmq.clock import Pause, Throttle
 from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, KestrelError
@@ -35,13 +35,15 @@ from kestrelmq.format.records import (
 from kestrelmq.journal.life import ASIDE, LEAVING
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.reads import OpenReads
+from kestrelmq.queue.changes import Changes
+from kestrelmq.queue.reads import MIN_ASIDE_LIMIT, OpenReads
 from kestrelmq.queue.refusals import LOG_INTERVAL
-from kestrelmq.scheduling.durability import Committable, GroupCommit, SyncRound
+from kestrelmq.queue.state import QueueState
+from kestrelmq.queue.waiters import Waiters
+from kestrelmq.queue.writing import Writing
+from kestrelmq.scheduling.durability import Committable, SyncRound
 from kestrelmq.scheduling.worker import LARGE_ITEM
 
-MIN_ASIDE_LIMIT: Final = 1 << 20
-"""Bytes of memory that items set aside may take, however small `max_memory_size` is."""
 _MAX_MOVES: Final = 500
 """Most items set aside that one sweep tries to move."""
 _MAX_REFUSALS: Final = 16
@@ -83,46 +85,6 @@ class MoveTo(Protocol):
         """Return the round that does so; it is to be run, and ended."""
 
 
-class Origin(Protocol):
-    """What is needed of the queue that the items leave; `Queue` has it."""
-
-    name: str
-    config: QueueConfig
-    backlog: Backlog
-    reads: OpenReads
-    failure: JournalError | None
-    expired_items: int
-    dead_lettered: int
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-
-    def put_aside(self, item: Item) -> OpenRead:
-        """Set `item`, which was the head, aside; return its read."""
-
-    def take_over(self, read: OpenRead, *, counted: bool) -> OpenRead:
-        """Set the item of an open read aside, which its reader does not have any more."""
-
-    def drop_taken(self, item: Item) -> None:
-        """Drop `item`, which was the head and is already taken."""
-
-    def confirm(self, xid: int) -> bool:
-        """Confirm the open read `xid`."""
-
-    def retry(self, read: OpenRead, *, counted: bool) -> None:
-        """Let the item of an open read be read again, after its retry delay if it has one.
-
-        `counted` is whether it was delivered.
-        """
-
-    def write_now(self) -> None:
-        """Write what was changed. Raises JournalError."""
-
-    def serve_waiting(self) -> None:
-        """Serve the readers that wait."""
-
-
 @dataclass(frozen=True, slots=True)
 class Departure:
     """Why an item goes to another queue.
@@ -150,28 +112,52 @@ class Departure:
 
 
 class Departures:
-    """What goes from one queue to others. The queue passes itself to the methods, as `origin`.
+    """What goes from one queue to others.
 
     Attributes:
         is_moving: whether an item is just being added to another queue. Nothing may be taken here
             meanwhile: in the journal, that item may still be the head.
     """
 
-    def __init__(self, move_to: MoveTo | None, commits: GroupCommit, clock: Clock) -> None:
+    __slots__ = (
+        "_backlog",
+        "_changes",
+        "_leave_at",
+        "_log_throttle",
+        "_move_to",
+        "_reads",
+        "_state",
+        "_waiters",
+        "_writing",
+        "is_moving",
+    )
+
+    def __init__(
+        self,
+        state: QueueState,
+        move_to: MoveTo | None,
+        backlog: Backlog,
+        reads: OpenReads,
+        changes: Changes,
+        writing: Writing,
+        waiters: Waiters,
+    ) -> None:
         """`move_to` adds an item to another queue; None if there is no other."""
         self.is_moving = False
+        self._state = state
         self._move_to = move_to
-        self._commits = commits
-        self._clock = clock
-        self._log_throttle = Throttle(clock, LOG_INTERVAL)
+        self._backlog = backlog
+        self._reads = reads
+        self._changes = changes
+        self._writing = writing
+        self._waiters = waiters
+        self._log_throttle = Throttle(state.clock, LOG_INTERVAL)
         # From when on (monotonic seconds) large items may leave, because one could not.
         self._leave_at = 0.0
 
     # --- dead letters ---
 
-    def bury(
-        self, origin: Origin, read: OpenRead, why: str, *, counted: bool, even_alive: bool
-    ) -> bool:
+    def bury(self, read: OpenRead, why: str, *, counted: bool, even_alive: bool) -> bool:
         """Move the item of an open read to the dead-letter queue if it was delivered enough.
 
         With `even_alive`, however often it was delivered. `counted` is whether this was a delivery.
@@ -179,126 +165,125 @@ class Departures:
         Returns:
             False if it stays, also because the dead-letter queue cannot take it.
         """
-        config = origin.config
+        config = self._state.config
         deliveries, target = read.deliveries + counted, config.dead_letter_queue
         if target is None or not (even_alive or _is_dead(config, deliveries)):
             return False
         departure = Departure(target, deliveries, why, counted=counted)
         if self._is_large(read.record):
-            if not self._can_bury(origin, departure, read.record):
+            if not self._can_bury(departure, read.record):
                 return False
-            self._begin(origin, origin.take_over(read, counted=counted), departure)
+            self._begin(self._reads.take_over(read, counted=counted), departure)
             return True
-        if not self._bury_now(origin, read.record, departure):
+        if not self._bury_now(read.record, departure):
             return False
         if self._is_being_written(target):
-            self._wait(origin, origin.take_over(read, counted=counted), departure)
+            self._wait(self._reads.take_over(read, counted=counted), departure)
         else:
-            origin.confirm(read.xid)
-            _have_buried(origin, departure, read.record)
+            self._reads.confirm(read.xid)
+            self._have_buried(departure, read.record)
         return True
 
-    def has_dead_head(self, origin: Origin) -> bool:
+    def has_dead_head(self) -> bool:
         """Whether the head, if it is in memory, was delivered `max_deliveries` times."""
-        head, config = origin.backlog.head, origin.config
+        head, config = self._backlog.head, self._state.config
         return (
             head is not None
             and config.dead_letter_queue is not None
             and _is_dead(config, item_deliveries(head))
         )
 
-    def bury_head(self, origin: Origin) -> bool:
+    def bury_head(self) -> bool:
         """Move the head if it was delivered `max_deliveries` times before a restart.
 
         Returns:
             False if it stays, also because the dead-letter queue cannot take it.
         """
-        target = origin.config.dead_letter_queue
-        if target is None or not self.has_dead_head(origin):
+        target = self._state.config.dead_letter_queue
+        if target is None or not self.has_dead_head():
             return False
-        item = origin.backlog.take()
+        item = self._backlog.take()
         record = record_of(item)
         departure = Departure(target, item_deliveries(item), "the server was stopped")
         if self._is_large(record):
-            if self._can_bury(origin, departure, record):
-                self._begin(origin, origin.put_aside(item), departure)
+            if self._can_bury(departure, record):
+                self._begin(self._reads.put_aside(item), departure)
                 return True
-        elif self._bury_now(origin, record, departure):
+        elif self._bury_now(record, departure):
             if self._is_being_written(target):
-                self._wait(origin, origin.put_aside(item), departure)
+                self._wait(self._reads.put_aside(item), departure)
             else:
-                origin.drop_taken(item)
-                _have_buried(origin, departure, record)
+                self._changes.drop(item)
+                self._have_buried(departure, record)
             return True
-        origin.backlog.put_back(item)
+        self._backlog.put_back(item)
         return False
 
-    def _bury_now(self, origin: Origin, record: bytes, departure: Departure) -> bool:
+    def _bury_now(self, record: bytes, departure: Departure) -> bool:
         """Add an item to the dead-letter queue; return False if that cannot take it now."""
-        durable = departure.must_be_durable(origin.config)
-        problem = self._copy_and_move(origin, departure, record, durable=durable)
+        durable = departure.must_be_durable(self._state.config)
+        problem = self._copy_and_move(departure, record, durable=durable)
         if problem is not None:
-            self._log_stays(origin, departure, problem)
+            self._log_stays(departure, problem)
         return problem is None
 
-    def _can_bury(self, origin: Origin, departure: Departure, record: bytes) -> bool:
+    def _can_bury(self, departure: Departure, record: bytes) -> bool:
         """Whether a large item can move to the dead-letter queue now; otherwise it stays."""
-        problem = self._large_problem(origin, departure, record)
+        problem = self._large_problem(departure, record)
         if problem is not None:
-            self._log_stays(origin, departure, problem)
+            self._log_stays(departure, problem)
         return problem is None
 
-    def _log_stays(self, origin: Origin, departure: Departure, problem: str) -> None:
+    def _log_stays(self, departure: Departure, problem: str) -> None:
         self._log_now_and_then(
-            origin,
             f"an item was delivered {departure.deliveries} times, and cannot go to "
             f"{departure.target}: {problem}; it stays",
         )
 
     # --- expired items ---
 
-    def expire_head(self, origin: Origin) -> bool:
+    def expire_head(self) -> bool:
         """Move the head, which has expired, or set it aside; return False if neither works."""
-        backlog, target = origin.backlog, origin.config.expire_to_queue
+        backlog, target = self._backlog, self._state.config.expire_to_queue
         item = backlog.take()
         record = record_of(item)
         is_large = target is not None and self._is_large(record)
-        is_synced = target is not None and Departure(target).must_be_durable(origin.config)
+        is_synced = target is not None and Departure(target).must_be_durable(self._state.config)
         try:
-            has_gone = not (is_large or is_synced) and self._expire_now(origin, record)
+            has_gone = not (is_large or is_synced) and self._expire_now(record)
         except BaseException:
             backlog.put_back(item)
             raise
         if has_gone:
             if target is not None and self._is_being_written(target):
-                self._wait(origin, origin.put_aside(item), Departure(target))
+                self._wait(self._reads.put_aside(item), Departure(target))
             else:
-                origin.drop_taken(item)
-                origin.expired_items += 1
+                self._changes.drop(item)
+                self._state.counts.expired_items += 1
             return True
-        aside, most = origin.reads, backlog.max_memory_bytes // (1 if is_large else 4)
+        aside, most = self._reads, backlog.max_memory_bytes // (1 if is_large else 4)
         if aside.aside and aside.aside_bytes + len(record) > max(MIN_ASIDE_LIMIT, most):
             backlog.put_back(item)
             return False
-        read = origin.put_aside(item)
+        read = self._reads.put_aside(item)
         if target is not None and is_large:
-            self._begin_expiring(origin, read, target)
+            self._begin_expiring(read, target)
         return True
 
-    def move_aside(self, origin: Origin) -> None:
+    def move_aside(self) -> None:
         """Try to move some of the items that are set aside."""
-        reads, target = origin.reads, origin.config.expire_to_queue
+        reads, target = self._reads, self._state.config.expire_to_queue
         moved: list[OpenRead] = []
         refused = 0
-        most = min(origin.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
+        most = min(self._state.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
         for read in list(islice(reads.aside.values(), most)):
             if read.is_over:
                 reads.forget_aside(read)  # a client that guessed its xid confirmed it
             elif read.state == LEAVING:
                 continue
             elif target is not None and self._is_large(read.record):
-                self._begin_expiring(origin, read, target)
-            elif self._expire_now(origin, read.record):
+                self._begin_expiring(read, target)
+            elif self._expire_now(read.record):
                 moved.append(read)
             else:
                 # Try the others before this one again.
@@ -309,79 +294,74 @@ class Departures:
                     break
         if target is not None and moved and self._is_being_written(target):
             for read in moved:
-                self._wait(origin, read, Departure(target))
-        elif not moved or self._are_durable(origin, target):
-            self._remove_moved(origin, moved)
+                self._wait(read, Departure(target))
+        elif not moved or self._are_durable(target):
+            self._remove_moved(moved)
 
-    def _remove_moved(self, origin: Origin, moved: Sequence[OpenRead]) -> None:
+    def _remove_moved(self, moved: Sequence[OpenRead]) -> None:
         """Remove items that were set aside and are in their new queue."""
-        reads = origin.reads
+        reads = self._reads
         for read in moved:
-            origin.confirm(read.xid)
+            self._reads.confirm(read.xid)
         try:
-            origin.write_now()
+            self._writing.write_now()
         except JournalError:
             return  # they are still open and set aside
         for read in moved:
             reads.forget_aside(read)
-        origin.expired_items += len(moved)
+        self._state.counts.expired_items += len(moved)
 
-    def _expire_now(self, origin: Origin, record: bytes) -> bool:
+    def _expire_now(self, record: bytes) -> bool:
         """Add an expired item to `expire_to_queue`, if set; return False if it cannot be now."""
-        target = origin.config.expire_to_queue
+        target = self._state.config.expire_to_queue
         if target is None or self._move_to is None:
             return True
-        problem = self._copy_and_move(origin, Departure(target), record, durable=False)
+        problem = self._copy_and_move(Departure(target), record, durable=False)
         if problem is not None:
-            self._log_set_aside(origin, target, problem)
+            self._log_set_aside(target, problem)
         return problem is None
 
-    def _are_durable(self, origin: Origin, target: str | None) -> bool:
+    def _are_durable(self, target: str | None) -> bool:
         """Sync the items that `target` just got, if they must be; return False if that fails."""
-        if target is None or not Departure(target).must_be_durable(origin.config):
+        if target is None or not Departure(target).must_be_durable(self._state.config):
             return True
         assert self._move_to is not None  # noqa: S101 # it has moved them
         failure = self._move_to.sync(target)
         if failure is not None:
-            self._log_set_aside(origin, target, str(failure))
+            self._log_set_aside(target, str(failure))
         return failure is None
 
-    def _begin_expiring(self, origin: Origin, read: OpenRead, target: str) -> None:
+    def _begin_expiring(self, read: OpenRead, target: str) -> None:
         """Begin to move a large item that is set aside because it expired."""
         departure = Departure(target)
-        problem = self._large_problem(origin, departure, read.record)
+        problem = self._large_problem(departure, read.record)
         if problem is not None:
-            self._log_set_aside(origin, target, problem)
+            self._log_set_aside(target, problem)
         else:
-            self._begin(origin, read, departure)
+            self._begin(read, departure)
 
-    def _log_set_aside(self, origin: Origin, target: str, problem: str) -> None:
+    def _log_set_aside(self, target: str, problem: str) -> None:
         self._log_now_and_then(
-            origin,
             f"expired items cannot go to {target}: {problem}; they are set aside, and tried again "
             "with every sweep",
         )
 
     # --- adding to the other queue ---
 
-    def _copy_and_move(
-        self, origin: Origin, departure: Departure, record: bytes, *, durable: bool
-    ) -> str | None:
+    def _copy_and_move(self, departure: Departure, record: bytes, *, durable: bool) -> str | None:
         """Add a small item to another queue; return why that cannot be done now."""
-        plain = item(self._clock.now(), 0, record[ADDX_HEADER:])
-        return self._move(origin, departure, plain, durable=durable)
+        plain = item(self._state.clock.now(), 0, record[ADDX_HEADER:])
+        return self._move(departure, plain, durable=durable)
 
-    def _move(
-        self, origin: Origin, departure: Departure, plain: bytes, *, durable: bool
-    ) -> str | None:
+    def _move(self, departure: Departure, plain: bytes, *, durable: bool) -> str | None:
         """Add an item, by its record there, to another queue; return why that cannot be done."""
         if self._move_to is None:
             return "there is no other queue"
-        if origin.failure is not None:
+        if self._writing.failure is not None:
             return _UNWRITABLE
         self.is_moving = True
         try:
-            own = noted(plain, departure.deliveries, self._letter(origin, departure))
+            own = noted(plain, departure.deliveries, self._letter(departure))
             if self._move_to(departure.target, own, durable=durable):
                 return None
         except KestrelError as error:
@@ -390,11 +370,11 @@ class Departures:
             self.is_moving = False
         return _REFUSED
 
-    def _letter(self, origin: Origin, departure: Departure) -> bytes:
-        """Return what a dead letter keeps of its origin; empty for an item that expired."""
+    def _letter(self, departure: Departure) -> bytes:
+        """Return what a dead letter keeps of where it was; empty for an item that expired."""
         if not departure.is_dead:
             return b""
-        return DeadLetter(origin.name, self._clock.now(), departure.why).packed()
+        return DeadLetter(self._state.name, self._state.clock.now(), departure.why).packed()
 
     def _is_being_written(self, target: str) -> bool:
         """Whether what was added to `target` just now is not written there yet."""
@@ -406,12 +386,12 @@ class Departures:
         """Whether a thread copies an item."""
         return len(record) >= LARGE_ITEM and self._move_to is not None
 
-    def _large_problem(self, origin: Origin, departure: Departure, record: bytes) -> str | None:
+    def _large_problem(self, departure: Departure, record: bytes) -> str | None:
         """Return why a large item cannot move now."""
         assert self._move_to is not None  # noqa: S101 # see `_is_large`
-        if origin.failure is not None:
+        if self._writing.failure is not None:
             return _UNWRITABLE
-        if self._clock.monotonic() < self._leave_at:
+        if self._state.clock.monotonic() < self._leave_at:
             return "another one could not be written a moment ago"
         try:
             has_room = self._move_to.has_room(departure.target, len(record) - ADDX_HEADER)
@@ -419,49 +399,49 @@ class Departures:
             return str(error)
         return None if has_room else _REFUSED
 
-    def _begin(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+    def _begin(self, read: OpenRead, departure: Departure) -> None:
         """Have the writer copy a large item that is set aside; then move it."""
         read.state = LEAVING
         copies: list[bytes] = []
 
         def copy(pause: Pause) -> None:
             data = memoryview(read.record)[ADDX_HEADER:]
-            copies.append(item_in_pieces(self._clock.now(), 0, data, pause))
+            copies.append(item_in_pieces(self._state.clock.now(), 0, data, pause))
 
         def copied(error: BaseException | None) -> None:
             problem = None if error is None else str(error)
-            if problem is None and self._is_leaving(origin, read):
-                problem = self._move_copy(origin, departure, copies.pop())
+            if problem is None and self._is_leaving(read):
+                problem = self._move_copy(departure, copies.pop())
             if problem is None:
-                self._wait(origin, read, departure)
+                self._wait(read, departure)
             else:
-                self._have_moved(origin, read, departure, problem)
+                self._have_moved(read, departure, problem)
 
-        self._commits.writer.run(copy, copied)
+        self._state.commits.writer.run(copy, copied)
 
-    def _move_copy(self, origin: Origin, departure: Departure, plain: bytes) -> str | None:
+    def _move_copy(self, departure: Departure, plain: bytes) -> str | None:
         try:
-            origin.write_now()  # before the target has it, it must be certain that it leaves
+            self._writing.write_now()  # before the target has it, it must be certain that it leaves
         except JournalError as error:
             return str(error)
-        return self._move(origin, departure, plain, durable=False)
+        return self._move(departure, plain, durable=False)
 
-    def _wait(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+    def _wait(self, read: OpenRead, departure: Departure) -> None:
         """Remove an item that is set aside and was moved, as soon as it is written there."""
         assert self._move_to is not None  # noqa: S101 # it has moved it
         if read.state == ASIDE:
             read.state = LEAVING
 
         def written(failure: JournalError | None) -> None:
-            if failure is None and departure.must_be_durable(origin.config):
-                self._sync(origin, read, departure)
+            if failure is None and departure.must_be_durable(self._state.config):
+                self._sync(read, departure)
             else:
                 problem = None if failure is None else str(failure)
-                self._have_moved(origin, read, departure, problem)
+                self._have_moved(read, departure, problem)
 
-        self._commits.after_writing(self._move_to.being_written(departure.target), written)
+        self._state.commits.after_writing(self._move_to.being_written(departure.target), written)
 
-    def _sync(self, origin: Origin, read: OpenRead, departure: Departure) -> None:
+    def _sync(self, read: OpenRead, departure: Departure) -> None:
         """Have the writer sync the other queue; then remove the item."""
         assert self._move_to is not None  # noqa: S101 # it has moved it
         sync = self._move_to.syncing(departure.target)
@@ -469,70 +449,67 @@ class Departures:
         def synced(error: BaseException | None) -> None:
             sync.end(error)
             failures = [str(failure) for failure in sync.failures.values()]
-            self._have_moved(origin, read, departure, failures[0] if failures else None)
+            self._have_moved(read, departure, failures[0] if failures else None)
 
-        self._commits.writer.run(sync.run, synced)
+        self._state.commits.writer.run(sync.run, synced)
 
-    def _is_leaving(self, origin: Origin, read: OpenRead) -> bool:
+    def _is_leaving(self, read: OpenRead) -> bool:
         """Whether an item still leaves: its change was not taken back, and its read not ended."""
-        return not origin.is_closed and read.state == LEAVING and not read.is_over
+        return not self._state.is_closed and read.state == LEAVING and not read.is_over
 
-    def _have_moved(
-        self, origin: Origin, read: OpenRead, departure: Departure, problem: str | None
-    ) -> None:
+    def _have_moved(self, read: OpenRead, departure: Departure, problem: str | None) -> None:
         """Remove an item that is set aside and is in its new queue; `problem` is why it is not."""
-        reads = origin.reads
-        if origin.is_closed or read.state != LEAVING:
+        reads = self._reads
+        if self._state.is_closed or read.state != LEAVING:
             return  # its change was taken back
         if read.is_over:
             reads.forget_aside(read)  # whoever had read it has confirmed it
         elif problem is not None:
-            self._has_not_moved(origin, read, departure, problem)
+            self._has_not_moved(read, departure, problem)
         else:
-            origin.confirm(read.xid)
+            self._reads.confirm(read.xid)
             reads.forget_aside(read)
             if departure.is_dead:
-                _have_buried(origin, departure, read.record)
+                self._have_buried(departure, read.record)
             else:
-                origin.expired_items += 1
-            origin.serve_waiting()
+                self._state.counts.expired_items += 1
+            self._waiters.serve()
         if read.state == LEAVING:
             read.state = ASIDE
 
-    def _has_not_moved(
-        self, origin: Origin, read: OpenRead, departure: Departure, problem: str
-    ) -> None:
-        self._leave_at = self._clock.monotonic() + _RETRY
+    def _has_not_moved(self, read: OpenRead, departure: Departure, problem: str) -> None:
+        self._leave_at = self._state.clock.monotonic() + _RETRY
         if not departure.is_dead:
-            self._log_set_aside(origin, departure.target, problem)
+            self._log_set_aside(departure.target, problem)
             return
-        self._log_stays(origin, departure, problem)
-        origin.reads.forget_aside(read)
-        origin.retry(read, counted=departure.counted)
-        origin.serve_waiting()
+        self._log_stays(departure, problem)
+        self._reads.forget_aside(read)
+        self._reads.retry(read, counted=departure.counted)
+        self._waiters.serve()
 
-    def _log_now_and_then(self, origin: Origin, problem: str) -> None:
+    def _have_buried(self, departure: Departure, record: bytes) -> None:
+        """Count and log that an item went to the dead-letter queue."""
+        name, target, deliveries = self._state.name, departure.target, departure.deliveries
+        why = departure.why
+        self._state.counts.dead_lettered += 1
+        log.warning(
+            "queue %s: an item of %d bytes goes to %s after %d deliveries: %s",
+            name,
+            len(record) - ADDX_HEADER,
+            target,
+            deliveries,
+            why,
+            extra={"queue": name, "deliveries": deliveries, "target": target, "why": why},
+        )
+
+    def _log_now_and_then(self, problem: str) -> None:
         """Log a problem, unless one was logged a short time ago."""
+        name = self._state.name
         if self._log_throttle.passes():
-            log.warning("queue %s: %s", origin.name, problem, extra={"queue": origin.name})
+            log.warning("queue %s: %s", name, problem, extra={"queue": name})
 
 
 def _is_dead(config: QueueConfig, deliveries: int) -> bool:
     """Whether an item that was delivered so often goes to the dead-letter queue."""
     most = config.max_deliveries
     return most is not None and deliveries >= most
-
-
-def _have_buried(origin: Origin, departure: Departure, record: bytes) -> None:
-    """Count and log that an item went to the dead-letter queue."""
-    target, deliveries, why = departure.target, departure.deliveries, departure.why
-    origin.dead_lettered += 1
-    log.warning(
-        "queue %s: an item of %d bytes goes to %s after %d deliveries: %s",
-        origin.name,
-        len(record) - ADDX_HEADER,
-        target,
-        deliveries,
-        why,
-        extra={"queue": origin.name, "deliveries": deliveries, "target": target, "why": why},
-    )

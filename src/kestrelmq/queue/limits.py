@@ -12,7 +12,7 @@ from kestrelmq.queue.paused import Paused
 class QueueLimits:
     """What an operation must check. A queue whose limits are all at their defaults checks nothing.
 
-    A new limit needs a field here, whose default is no limit, and a check in `Queue._admit`.
+    A new limit needs a field here, whose default is no limit, and a check in `Adding`.
 
     Attributes:
         max_items: as in the settings.
@@ -49,8 +49,67 @@ class QueueLimits:
             writes_paused=is_paused and Paused.WRITES in paused,
         )
 
+    def expiry(self, added: int, expiry: int) -> int:
+        """Return when an item expires (ms since the epoch), 0 for never.
+
+        Args:
+            added: when it was added.
+            expiry: when it was to expire, 0 for never; `max_age` may be earlier.
+        """
+        max_age = self.max_age
+        if max_age is None or (expiry and expiry <= added + max_age):
+            return expiry
+        return added + max_age
+
 
 _shared_limits: Final = lru_cache(maxsize=256)(QueueLimits)
 """There may be very many queues with the same limits."""
 NO_LIMITS: Final = QueueLimits()
 _NOTHING_PAUSED: Final = Paused.NOTHING
+
+LIMITED: Final = 1
+"""A limit is in force, so adds must check all of them. What is below concerns reads, too."""
+EXPIRING: Final = 2
+"""An item that waits, or that may wait again, can expire."""
+READS_PAUSED: Final = 4
+"""Readers find the queue empty."""
+DEAD_HEAD: Final = 8
+"""Items at the head, which had open reads at a restart, may have been delivered too often."""
+RETURNING: Final = 16
+"""Open reads are being given back in pieces."""
+SUSPECT: Final = 32
+"""Nothing may be added or taken, because no sync would succeed; see `Queue.tick`."""
+CLOSED: Final = 64
+"""The queue was closed."""
+
+
+class Checks:
+    """What the operations of one queue must check now: its parts share it.
+
+    Attributes:
+        mask: the sum of the above that hold. If it is 0, an add checks nothing; if it is at most
+            `LIMITED`, a read checks nothing.
+        limits: the limits in force.
+    """
+
+    __slots__ = ("limits", "mask")
+
+    def __init__(self) -> None:
+        self.mask = 0
+        self.limits = NO_LIMITS
+
+    def has(self, checks: int) -> bool:
+        """Whether any of these holds."""
+        return self.mask & checks != 0
+
+    def set(self, check: int, *, on: bool) -> None:
+        """Set whether one of them holds."""
+        self.mask = self.mask | check if on else self.mask & ~check
+
+    def limit(self, limits: QueueLimits) -> None:
+        """Put these limits in force."""
+        self.limits = limits
+        self.set(LIMITED, on=limits != NO_LIMITS)
+        self.set(READS_PAUSED, on=limits.reads_paused)
+        if limits.max_age is not None:
+            self.set(EXPIRING, on=True)

@@ -10,27 +10,52 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Final, cast
 
+from kestrelmq.config.values import MAX_DURATION
+from kestrelmq.format.notes import uncounted_unremove
 from kestrelmq.format.records import (
     ADDX_HEADER,
     MAX_XID,
     REMOVE_TENTATIVE_RECORD,
     Item,
+    confirm_remove,
+    confirm_removes,
     kept_xid,
     remove_tentative_xid,
     save_xid,
+    unremove,
+    waiting_again,
     xid_before,
 )
-from kestrelmq.journal.life import ASIDE, HELD, RESERVED, RETRYING
+from kestrelmq.journal.life import (
+    ASIDE,
+    CONFIRM,
+    CONFIRM_KEPT,
+    GIVE_BACK,
+    HELD,
+    HOLD_BACK,
+    LOSE,
+    PUT_ASIDE,
+    READ,
+    RESERVED,
+    RETRYING,
+)
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.open_read import NO_DEADLINE, OpenRead
 from kestrelmq.journal.read_table import NO_READS, ReadTable, own_table
 from kestrelmq.journal.replay import opened_xid
-from kestrelmq.journal.reserved_reads import ReservedReads
+from kestrelmq.journal.reserved_reads import ReservedReads, held_back_note, unreserved_note
 from kestrelmq.journal.shared_empty import NOTHING, own
 from kestrelmq.journal.writer import Dialect
+from kestrelmq.queue.backlog import Backlog
+from kestrelmq.queue.changes import Changes, ReadsChanged
 from kestrelmq.queue.leases import Reservations
+from kestrelmq.queue.state import QueueState
 from kestrelmq.scheduling.deadline_heap import DeadlineHeap
 
+MIN_ASIDE_LIMIT: Final = 1 << 20
+"""Bytes of memory that items set aside may take, however small `max_memory_size` is."""
+_MAX_DOUBLINGS: Final = 64
+"""Deliveries after which the retry delay does not grow any more."""
 _COLLECTED_AT_ONCE: Final = 2000
 """Deadlines that are looked at in one go."""
 _GIVEN_BACK_AT_ONCE: Final = 500
@@ -52,6 +77,7 @@ class OpenReads:
         aside_bytes: the memory that their items take.
         retrying: those that are RETRYING by xid.
         retrying_bytes: the memory that their items take.
+        flushed: those of them that a flush is to drop.
         reserved: what the journal says of reserved ones, and which tags are over.
         reservations: the leases and owners of those.
         given_back: an upper bound of how many reads were given back since the queue was loaded.
@@ -60,15 +86,26 @@ class OpenReads:
         is_dropped: whether `drop_all` has forgotten them.
     """
 
-    def __init__(self, last_xid: int, dialect: Dialect, reserved: ReservedReads) -> None:
+    def __init__(
+        self,
+        state: QueueState,
+        backlog: Backlog,
+        changes: Changes,
+        last_xid: int,
+        reserved: ReservedReads,
+    ) -> None:
         """Start with the open reads of `reserved`, which are all reserved."""
+        self._state = state
+        self._backlog = backlog
+        self._changes = changes
         self.reserved = reserved
         self.reservations = Reservations(reserved)
         self.hold_all(reserved.opened)
         self.last_xid = last_xid
-        self.dialect: Dialect = dialect
+        self.dialect: Dialect = state.config.journal_dialect
         self.aside: dict[int, OpenRead] = NOTHING
         self.retrying: ReadTable[OpenRead] = NO_READS
+        self.flushed: ReadTable[OpenRead] = NO_READS
         self.aside_bytes = self.retrying_bytes = self.given_back = 0
         self.is_dropped = False
         self._deadlines: DeadlineHeap[Deadline] = DeadlineHeap()
@@ -77,12 +114,8 @@ class OpenReads:
 
     # --- opening and ending ---
 
-    def open_read(self, item: Item) -> tuple[OpenRead, bytes]:
-        """Open a read of `item`, which was the head.
-
-        Returns:
-            The read, and the journal record or records to write.
-        """
+    def open_item(self, item: Item, event: int = READ) -> OpenRead:
+        """Open a read of `item`, which was the head; `event` is READ or PUT_ASIDE."""
         last = self.last_xid
         # The records of kestrel-2 say the xid. If it were the one that an item keeps, which may be
         # much older, the last-used xid would go back to that.
@@ -99,7 +132,18 @@ class OpenReads:
         read = OpenRead(xid, item)
         self.open[xid] = read
         self.open_bytes += len(read.record)
-        return read, records
+        self._changes.collect(records)
+        self._changes.undo.append(ReadsChanged(event, (xid,), [read], last))
+        return read
+
+    def open_together(self, xids: Sequence[int], reads: list[OpenRead], size: int) -> None:
+        """Open `reads`, with `size` bytes of records, whose xids are the first of `free_xids`."""
+        last = self.last_xid
+        self.open.set_all(xids, reads)
+        self.open_bytes += size
+        self.last_xid += len(xids)
+        self._changes.collect(REMOVE_TENTATIVE_RECORD * len(reads))
+        self._changes.undo.append(ReadsChanged(READ, xids, reads, last))
 
     def hold_all(self, opened: ReadTable[OpenRead]) -> None:
         """Let these be the open reads."""
@@ -121,16 +165,15 @@ class OpenReads:
             return list(takewhile(lambda xid: xid not in self.open, xids))
         return xids
 
-    def put_all(self, xids: Sequence[int], reads: list[OpenRead], size: int) -> None:
-        """Open `reads`, with `size` bytes of records, whose xids are the first of `free_xids`."""
-        self.open.set_all(xids, reads)
-        self.open_bytes += size
-        self.last_xid += len(xids)
-
     @property
     def held(self) -> int:
         """How many reads a reader has."""
         return len(self.open) - len(self.aside) - len(self.retrying)
+
+    @property
+    def items_aside(self) -> int:
+        """Number of expired items that wait until they can be moved."""
+        return len(self.aside)
 
     def is_held(self, xid: int) -> bool:
         """Whether a reader has the read `xid`."""
@@ -324,6 +367,142 @@ class OpenReads:
         self._add_retrying(other)
         self.set_deadline(other, deadline)
         return other
+
+    # --- what happens to reads, with the records of it ---
+
+    def confirm(self, xid: int, *, kept: bool = False) -> bool:
+        """Confirm the open read `xid`; return False if it is not open.
+
+        If this cannot be written, the read is given back later. If it is `kept`, or reserved, it
+        stays its reader's, who may try again.
+        """
+        read = self.open.get(xid)
+        if read is None:
+            return False
+        self.end(read)
+        self._changes.collect(confirm_remove(xid))
+        self.note(CONFIRM_KEPT if kept else CONFIRM, (xid,), [read])
+        return True
+
+    def confirm_all(self, xids: Sequence[int]) -> None:
+        """Confirm open reads, as one change; if it cannot be written, as `confirm`."""
+        ended = self.end_all(xids)
+        if ended:
+            if len(ended) < len(xids):
+                xids = [read.xid for read in ended]
+            self._changes.collect(confirm_removes(xids))
+            self.note(CONFIRM, xids, ended)
+
+    def put_back(self, read: OpenRead, *, counted: bool) -> None:
+        """Make the item of an open read the head again."""
+        self.end(read)
+        self._backlog.put_back(waiting_again(read.item, counted=counted))
+        self.given_back += 1
+        self._state.counts.redelivered += counted
+        xid = read.xid
+        self._changes.collect(unremove(xid) if counted else uncounted_unremove(xid, self.last_xid))
+        self.note(GIVE_BACK, (xid,), [read])
+
+    def retry(self, read: OpenRead, delay: float | None = None, *, counted: bool) -> None:
+        """Let the item of an open read be read again, after its retry delay if it has one.
+
+        Args:
+            read: the read; no reader has it any more.
+            delay: seconds, instead of the retry delay, which is only for deliveries.
+            counted: whether the item was delivered.
+        """
+        seconds = self._retry_delay(read, delay, counted=counted)
+        if not seconds:
+            self.put_back(read, counted=counted)
+            return
+        at = self._state.clock.monotonic() + seconds
+        self._lose_reader(read, self.retry_at(read, at, counted=counted))
+        self._state.watch_deadlines()
+
+    def _retry_delay(self, read: OpenRead, delay: float | None, *, counted: bool) -> float:
+        """Return for how long the item of an open read is held back, in seconds.
+
+        That is 0, too, if such items take too much memory already. `delay` overrides the settings,
+        which are for deliveries that are `counted`.
+        """
+        config = self._state.config
+        if delay is None and not counted:
+            return 0
+        if not (config.retry_delay if delay is None else delay):
+            return 0
+        memory = self.retrying_bytes + len(read.record)
+        if memory > max(MIN_ASIDE_LIMIT, self._backlog.max_memory_bytes // 4):
+            return 0
+        if delay is not None:
+            return delay
+        retries = min(read.deliveries, _MAX_DOUBLINGS)
+        longest = MAX_DURATION if config.max_retry_delay is None else config.max_retry_delay
+        return min(config.retry_delay * config.retry_backoff**retries, longest)
+
+    def _lose_reader(self, read: OpenRead, other: OpenRead) -> None:
+        """Note in the journal, if need be, that `other` has taken the place of `read`."""
+        if read.reservation is not None or not other.is_counted:
+            note = unreserved_note if other.is_counted else held_back_note
+            self._changes.collect(note((read.xid,), self.last_xid))
+            self.note(LOSE, (read.xid,), [read], other)
+
+    def put_aside(self, taken: Item) -> OpenRead:
+        """Set an item that was the head aside; return its read."""
+        read = self.open_item(taken, PUT_ASIDE)
+        self.set_aside(read)
+        self.hold_back((read.xid,))
+        return read
+
+    def take_over(self, read: OpenRead, *, counted: bool) -> OpenRead:
+        """Set the item of an open read aside, which its reader does not have any more.
+
+        `counted` is whether it was delivered. Return the read that takes its place.
+        """
+        other = self.replace(read, ASIDE, counted=counted)
+        self.set_aside(other)
+        self._lose_reader(read, other)
+        return other
+
+    def hold_back(self, xids: Sequence[int]) -> None:
+        """Take note that these reads, which were just opened, are no deliveries.
+
+        So a restart, which gives them back, does not count them.
+        """
+        for xid in xids:
+            self.open[xid].is_counted = False
+        self._changes.collect(held_back_note(xids, self.last_xid))
+        self.note(HOLD_BACK, xids, [])
+
+    def extend(self, xid: int, timeout: float) -> bool:
+        """Extend the open read `xid`: give it back `timeout` seconds from now, not earlier.
+
+        If it is reserved, its lease ends then.
+        """
+        read = self.open.get(xid)
+        if read is None:
+            return False
+        if read.reservation is not None:
+            self.extend_leases((xid,), timeout)
+        else:
+            self.set_timeout(read, timeout)
+        return True
+
+    def set_timeout(self, read: OpenRead, seconds: float) -> None:
+        """Give a read, which is not reserved, back `seconds` from now."""
+        self.set_deadline(read, self._state.clock.monotonic() + seconds)
+        self._state.watch_deadlines()
+
+    def extend_leases(self, xids: Sequence[int], seconds: float) -> int:
+        """Let the leases of these reserved reads end `seconds` from now; return how many."""
+        self.reservations.extend(xids, seconds, self._state.clock.monotonic())
+        self._state.watch_deadlines()
+        return len(xids)
+
+    def note(
+        self, event: int, xids: Sequence[int], reads: list[OpenRead], other: OpenRead | None = None
+    ) -> None:
+        """Note what happened to open reads, so that it can be taken back."""
+        self._changes.undo.append(ReadsChanged(event, xids, reads, self.last_xid, other))
 
     def drop_all(self) -> list[list[Any]]:
         """Forget all open reads; return lists of what is to be freed: there may be millions."""

@@ -1,15 +1,18 @@
-"""Readers that wait for an item; `Queue.waiters` has those of a queue.
+"""Readers that wait for an item, in the order in which they came.
 
 Exactly one of three things happens to a waiter: it is served, it is told why it cannot be served,
 or it is cancelled. The caller keeps the deadlines, and cancels.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
 
 from kestrelmq.deferred_logs import get_logger
-from kestrelmq.errors import KestrelError, QueueUnavailable
+from kestrelmq.errors import KestrelError, QueueUnavailable, ReadersChanged
 from kestrelmq.format.records import Item
+from kestrelmq.journal.shared_empty import NOBODY, own_line
+from kestrelmq.queue.state import QueueState
 
 log = get_logger(__name__)
 
@@ -64,3 +67,92 @@ class Waiter:
             self.failed(error)
         except Exception:
             log.exception("a waiting reader could not be told that it was not served")
+
+
+class Waiters:
+    """The readers that wait for an item of one queue.
+
+    Attributes:
+        line: they, the one that came first before the others.
+        take: takes the head for a reader as that wants it: returns the item and its xid (0 unless
+            opened), or None if there is none for readers that wait.
+    """
+
+    __slots__ = ("_state", "line", "take")
+
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        self.line: OrderedDict[Waiter, None] = NOBODY
+        self.take: Callable[[ReadMode], tuple[Item | None, int]] = nothing_to_take
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    @property
+    def readers(self) -> int:
+        """How many wait."""
+        return len(self.line)
+
+    def add(self, waiter: Waiter) -> None:
+        """Add `waiter`, after all others. Raises QueueUnavailable if the queue is closed."""
+        self._state.check_usable()
+        self.line = own_line(self.line)
+        self.line[waiter] = None
+        self._state.commits.note_change(self._state.queue)
+
+    def cancel(self, waiter: Waiter) -> bool:
+        """Never serve `waiter`; return False if it was already served."""
+        if not self._leaves(waiter):
+            return False
+        self._state.commits.note_change(self._state.queue)
+        return True
+
+    def serve(self) -> None:
+        """Serve the readers, in order; failures go to them, never to the caller."""
+        line = self.line
+        while line:
+            waiter = next(iter(line))
+            try:
+                one, xid = self.take(waiter.mode)
+            except Exception as error:  # the reader is told, and it is logged there
+                if not self._state.commits.survives(error):
+                    raise
+                if self._leaves(waiter):
+                    waiter.fail(error)
+                continue
+            if one is None:
+                return
+            if self._leaves(waiter):
+                waiter.serve(one, xid)
+
+    def refuse(self, why: str) -> None:
+        """Refuse all: who may read has changed, and they were asked before."""
+        for waiter in list(self.line):
+            if self._leaves(waiter):
+                self._state.refusals.count("forbidden")
+                waiter.fail(ReadersChanged(why))
+
+    def tell_closed(self, most: int) -> bool:
+        """Tell the first `most` that the queue is closed; return whether there are more."""
+        for _ in range(min(most, len(self.line))):
+            if not self.line:  # those that were told may have cancelled others
+                break
+            waiter, _ = self.line.popitem(last=False)
+            waiter.serve(None, 0)
+        return bool(self.line)
+
+    def _leaves(self, waiter: Waiter) -> bool:
+        """Take `waiter` out of the line; return False if it was served or cancelled meanwhile.
+
+        To look for the head may move an expired item to another queue, where the same reader waits,
+        too. It peeks, then; so nothing was taken for it here.
+        """
+        if waiter not in self.line:
+            return False
+        del self.line[waiter]
+        return True
+
+
+def nothing_to_take(_mode: ReadMode) -> tuple[Item | None, int]:
+    """Take nothing: it is what `Waiters.take` does in a queue that is closed."""
+    return None, 0

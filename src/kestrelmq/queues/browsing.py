@@ -236,7 +236,7 @@ class Look:
         """
         queue = self._queue
         for _ in range(_TRIES):
-            if queue.is_closed:
+            if queue.state.is_closed:
                 break
             if self._place is not None:
                 self.offset = max(0, self._place - first_place(queue))
@@ -280,7 +280,7 @@ class Tour:
         queue, cursor = self._queue, self._cursor
         try:
             while cursor.place < self._end:
-                if queue.is_closed:
+                if queue.state.is_closed:
                     raise QueueUnavailable(f"queue {queue.name} was deleted or closed meanwhile")
                 begin = first_place(queue)
                 offset = max(0, cursor.place - begin)
@@ -320,4 +320,4 @@ def _state(queue: Queue) -> tuple[object, ...]:
     journal = queue.journal
     if not isinstance(journal, FileJournal):
         return ()
-    return tuple(journal.files), journal.rotations, journal.rewrites, queue.is_closed
+    return tuple(journal.files), journal.rotations, journal.rewrites, queue.state.is_closed

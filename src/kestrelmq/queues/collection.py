@@ -29,12 +29,13 @@ from kestrelmq.errors import (
     QueueUnavailable,
 )
 from kestrelmq.format.names import QueueFiles, group_files
-from kestrelmq.format.records import Item, item_size
+from kestrelmq.format.records import Item, item, item_size
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.loading import Pace, load_queue, remove_left_over
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import Dialect, FileJournal
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.adding import Put
 from kestrelmq.queue.leases import Owners
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
@@ -338,7 +339,8 @@ class QueueCollection:
         for leaf in self.leaves(name):
             self.check_usable(leaf)
             if leaf in self.queues:
-                self.queues[leaf].check_writes()
+                queue = self.queues[leaf]
+                queue.adding.check_writes()
         for queue in self.destinations(name):
             queue.refusals.count("too_large", count)
 
@@ -431,7 +433,7 @@ class QueueCollection:
             data: the item.
             expiry: when it expires (ms since the epoch), 0 for never.
             due: from when on the item waits (ms since the epoch), 0 for now.
-            mark: that of the item's producer, which may repeat the add; see `Queue.add_once`.
+            mark: that of the item's producer, which may repeat the add; see `Queue.add`.
 
         Returns:
             False if the item was refused; for an alias, if any destination refused it.
@@ -443,29 +445,36 @@ class QueueCollection:
         """
         queue = self.queues.get(name)
         if queue is not None and not len(self.loading):
-            return queue.put(data, expiry, due, mark)
-        return self._put(name, lambda queue: queue.put(data, expiry, due, mark))
+            return queue.add(data, expiry, due, mark)
+        one = item(due or self.clock.now(), expiry, data)
+        return self.accept(name, Put(one, is_delayed=due > 0, mark=mark))
 
-    def add_record(
-        self, name: str, record: bytes, *, due: int = 0, mark: PutMark | None = None
-    ) -> bool:
-        """Do what `add` does, for a record; if the item is `due`, that is its add time."""
-        return self._put(name, lambda queue: queue.put_record(record, due, mark))
-
-    def _put(self, name: str, put: Callable[[Queue], bool]) -> bool:
-        """Let `put` add an item to a queue, or to each queue of an alias; as `add`."""
+    def accept(self, name: str, put: Put) -> bool:
+        """Do what `add` does, for an item that is already a `Put`."""
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
-            return put(self.obtain(name))
-        return _put_in_each(
-            [partial(self._put, destination, put) for destination in alias.destination_queues]
-        )
+            return self.obtain(name).accept(put)
+        accepted = True
+        failure: str | None = None  # keeping the exception itself would be a reference cycle
+        unavailable: str | None = None
+        for destination in alias.destination_queues:
+            try:
+                accepted &= self.accept(destination, put)
+            except QueueUnavailable as error:
+                unavailable = str(error)
+            except JournalError as error:
+                failure = str(error)
+        if failure is not None:
+            raise JournalError(failure)
+        if unavailable is not None:
+            raise QueueUnavailable(unavailable)
+        return accepted
 
     def limited_expiry(self, name: str, added: int, expiry: int) -> int:
         """Return when an item of a queue expires there (ms); of an alias, when it is to expire."""
         queue = self.queues.get(name)
-        return expiry if queue is None else queue.limited_expiry(added, expiry)
+        return expiry if queue is None else queue.checks.limits.expiry(added, expiry)
 
     def move_to(self, name: str, one: Item, *, durable: bool) -> bool:
         """Add and write the item of another queue, before that queue drops it.
@@ -485,10 +494,10 @@ class QueueCollection:
         queues = self.takers(name, item_size(one))
         accepted = bool(queues)
         for queue in queues:
-            accepted &= queue.add_record(one)
+            accepted &= queue.accept(Put(one))
             for touched in queue.targets:
-                touched.write_now()
-            must_sync = durable and not any(target.is_writing for target in queue.targets)
+                touched.writing.write_now()
+            must_sync = durable and not any(target.writing.is_writing for target in queue.targets)
             failure = sync_now(*queue.targets) if must_sync else None
             if failure is not None:
                 raise failure
@@ -505,7 +514,7 @@ class QueueCollection:
         queues = [self.obtain(leaf) for leaf in self.leaves(name)]
         for queue in queues:
             for target in queue.targets:
-                target.check_not_suspect()
+                target.writing.check_can_change()
         has_room = len(queues) == 1 or all(queue.has_room(size) for queue in queues)
         return queues if has_room else []
 
@@ -657,8 +666,8 @@ class QueueCollection:
         self._put_family_in_force(name)  # its children inherit less now
         self.deletes += 1
         self.retired.total_items += queue.backlog.total_items
-        self.retired.get_hits += queue.get_hits
-        self.retired.get_misses += queue.get_misses
+        self.retired.get_hits += queue.counts.get_hits
+        self.retired.get_misses += queue.counts.get_misses
 
     # --- periodic work ---
 
@@ -671,7 +680,7 @@ class QueueCollection:
     def _one_by_one(self) -> Iterator[Queue]:
         """Yield the queues that exist now, except those that are closed when their turn comes."""
         for queue in list(self.queues.values()):
-            if not queue.is_closed:
+            if not queue.state.is_closed:
                 yield queue
 
     def _finding_restless(self) -> Generator[None, None, list[Queue]]:
@@ -713,7 +722,7 @@ class QueueCollection:
                 continue
             if (
                 queue.needs_sweep or queue.config.max_queue_age is not None
-            ) and not queue.is_closed:
+            ) and not queue.state.is_closed:
                 yield from self._sweeping(queue)
                 yield
 
@@ -728,7 +737,7 @@ class QueueCollection:
                 )
                 done = partial(_log_failure, queue.name)
                 self.deletions.begin(queue, done, is_empty=True)
-                self.expires += queue.is_closed
+                self.expires += queue.state.is_closed
         except QueueUnavailable as error:
             log.error(  # noqa: TRY400 # it says it all
                 "queue %s: %s", queue.name, error, extra={"queue": queue.name}
@@ -747,7 +756,7 @@ class QueueCollection:
         """Do the upkeep of journals that is due by time, one queue after the other."""
         self.check_path()
         for queue in (yield from self._finding_restless()):
-            if queue.is_closed:
+            if queue.state.is_closed:
                 continue
             try:
                 queue.tick()
@@ -832,7 +841,7 @@ class QueueCollection:
             moved_to = self.destinations(target) if target is not None else []
             return [one for one in (queue, *moved_to) if not one.changes.are_written]
 
-        return (yield from _in_turn(queues, Queue.expiring, changed))
+        return (yield from _in_turn(queues, lambda queue: queue.line.expiring(), changed))
 
     # --- configuration ---
 
@@ -865,7 +874,7 @@ class QueueCollection:
 
     def _put_in_force(self, queue: Queue) -> list[str]:
         """Put a queue's settings in force; return those of `_FIXED` that stay as they are."""
-        if queue.is_closed:
+        if queue.state.is_closed:
             return []
         self.commits.note_change(queue)
         wanted, now = self._configured(queue.name), queue.config
@@ -919,7 +928,7 @@ class Mover:
 
     def being_written(self, name: str) -> list[Queue]:
         """Return the queues that have what was added to `name`, if a round has to write it."""
-        return [one for one in self._collection.destinations(name) if one.is_writing]
+        return [one for one in self._collection.destinations(name) if one.writing.is_writing]
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added."""
@@ -962,43 +971,13 @@ def _in_turn(
                 failure, is_done = error, True
             except QueueUnavailable as error:
                 is_done = True
-                if not queue.is_closed:
+                if not queue.state.is_closed:
                     failure = error
             yield changed(queue, count)
         total += count
     if failure is not None:
         raise failure
     return total
-
-
-def _put_in_each(adds: Iterable[Callable[[], bool]]) -> bool:
-    """Add an item to each of several queues; a failure of one does not stop the others.
-
-    Args:
-        adds: each adds the item to one queue, and returns whether the queue accepted it.
-
-    Returns:
-        False if any queue refused it.
-
-    Raises:
-        QueueUnavailable: a queue cannot take it; the others have it, or have refused it.
-        JournalError: a journal could not be written; likewise.
-    """
-    accepted = True
-    failure: str | None = None  # keeping the exception itself would be a reference cycle
-    unavailable: str | None = None
-    for add in adds:
-        try:
-            accepted &= add()
-        except QueueUnavailable as error:
-            unavailable = str(error)
-        except JournalError as error:
-            failure = str(error)
-    if failure is not None:
-        raise JournalError(failure)
-    if unavailable is not None:
-        raise QueueUnavailable(unavailable)
-    return accepted
 
 
 def name_of(changed: Committable) -> str:

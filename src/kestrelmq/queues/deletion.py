@@ -111,7 +111,7 @@ class Deletions:
 
     def _steps(self, queue: Queue, *, is_empty: bool) -> Steps:
         """Delete a queue, unless it is closed."""
-        if queue.is_closed:
+        if queue.state.is_closed:
             return None
         try:
             removal = queue.begin_removal()
@@ -125,12 +125,12 @@ class Deletions:
             yield from self._close(queue)
         failure = yield removal.replace
         if failure is None:
-            if not queue.is_closed:
+            if not queue.state.is_closed:
                 yield from self._close(queue)
             unnamed = UnnamedFiles()
             yield partial(removal.remove, unnamed)  # it logs what it could not remove
             if unnamed:
-                queue.worker.run(unnamed.free, lambda _error: None)
+                queue.state.commits.worker.run(unnamed.free, lambda _error: None)
         if self._newest.get(queue.name) == removal.newest:
             del self._newest[queue.name]
         return None if failure is None else queue.removal_failed(failure)
@@ -138,7 +138,7 @@ class Deletions:
     def _close(self, queue: Queue) -> Generator[Job, object, None]:
         """Close a deleted queue, and tell the readers that wait, of whom there may be thousands."""
         self._gone(queue)
-        while queue.tell_closed(_TOLD_AT_ONCE):
+        while queue.waiters.tell_closed(_TOLD_AT_ONCE):
             yield _let_others_run
 
 

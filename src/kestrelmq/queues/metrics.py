@@ -224,7 +224,7 @@ class Latencies:
         if dirty:
             queue = dirty[number % len(dirty)]
             assert isinstance(queue, Queue)  # noqa: S101 # nothing else collects changes
-            opcode = queue.sample(number)
+            opcode = queue.changes.sample(number)
             if opcode == ADDX:
                 return queue, Latency.SET
             if opcode in _READS:

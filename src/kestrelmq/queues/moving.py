@@ -34,6 +34,7 @@ from kestrelmq.format.records import (
     record_of,
 )
 from kestrelmq.names import queue_name_error
+from kestrelmq.queue.adding import Put
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import LARGE_ITEM, Job
@@ -117,11 +118,11 @@ class Target:
 
     def _add_copy(self, copy: bytes) -> bool:
         """Do what `add` does, for the record that the item is to have in the target."""
-        expiry = item_expiry(copy)
         try:
             queues = self._takers(len(copy) - ADDX_HEADER)
-            adds = [queue.add_alone if self._is_alone else queue.add_record for queue in queues]
-            accepted = sum(add(copy, expiry) for add in adds) == len(queues) > 0
+            put = Put(copy)
+            stored = [queue.accept(put, alone=self._is_alone) for queue in queues]
+            accepted = len(stored) > 0 and all(stored)
         except KestrelError as error:
             self.refusal = str(error)
             return False
@@ -154,7 +155,7 @@ class Target:
         """Write what was added, or begin to; return who has it. Raises JournalError."""
         queues = self.queues
         for queue in queues:
-            queue.write_now()
+            queue.writing.write_now()
         return queues
 
     def syncing(self) -> Generator[Job, None, None]:
@@ -229,11 +230,11 @@ class Move:
         held: list[int] = []
         targets: list[Target] = []
         try:
-            head = self._source.head()
+            head = self._source.line.head()
             if head is not None and is_large(record_of(head)):
                 target = self._target_of(head)
                 held.append(self._hold_head())
-                self._source.hold_back(held)
+                self._source.reads.hold_back(held)
                 if target is None or not (yield from target.adding(record_of(head))):
                     self._refuse(held.pop())
                     return
@@ -243,16 +244,16 @@ class Move:
                 refused = len(self._staying)
                 self._hold_slice(held, targets)
                 if opened := [*held, *self._staying[refused:]]:
-                    self._source.hold_back(opened)
+                    self._source.reads.hold_back(opened)
             written = [queue for target in targets for queue in target.write()]
             yield tuple(written) or (self._source,)
             if self._source.config.sync_journal == 0:
                 for target in targets:
                     yield from target.syncing()
             for xid in held:
-                self._source.confirm(xid)
-            self._source.write_now()
-            if self._source.is_writing:
+                self._source.reads.confirm(xid)
+            self._source.writing.write_now()
+            if self._source.writing.is_writing:
                 yield (self._source,)
             self.moved += len(held)
         except BaseException:
@@ -263,7 +264,7 @@ class Move:
         """Add the next items to their `targets`, and append to `held` the xids of their reads."""
         size = opened = 0
         while self._left > 0 and opened < SLICE_ITEMS and size < SLICE_BYTES:
-            head = self._source.head()
+            head = self._source.line.head()
             if head is None:
                 self._left = 0
                 return
@@ -284,7 +285,7 @@ class Move:
 
     def _hold_head(self) -> int:
         self._left -= 1
-        return self._source.hold_head()
+        return self._source.line.hold_head()
 
     def _refuse(self, xid: int) -> None:
         """Keep the item of a read in the source: that ends the move."""
@@ -300,17 +301,17 @@ class Move:
 
     def _check_source(self) -> None:
         """Raise QueueUnavailable if the source was deleted."""
-        if self._source.is_closed:
+        if self._source.state.is_closed:
             raise QueueUnavailable(f"queue {self._source.name} is closed")
 
     def _give_back(self) -> None:
         """Give back the reads of what stays; if that cannot be written, later."""
         source = self._source
-        if source.is_closed or self._commits.fault is not None or not self._staying:
+        if source.state.is_closed or self._commits.fault is not None or not self._staying:
             return
-        source.give_back(self._staying, counted=False)
+        source.returns.give_back(self._staying, counted=False)
         with contextlib.suppress(JournalError):
-            source.write_now()
+            source.writing.write_now()
 
 
 class Redrive(Move):

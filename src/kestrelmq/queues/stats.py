@@ -106,12 +106,12 @@ class ServerNumbers:
     def add(self, queue: Queue) -> None:
         """Add a queue to the sums."""
         self.items += len(queue)
-        self.bytes += queue.size
+        self.bytes += queue.backlog.size
         self.memory_bytes += queue.backlog.memory_bytes
         self.memory_limit += queue.config.max_memory_size
         self.total_items += queue.backlog.total_items
-        self.get_hits += queue.get_hits
-        self.get_misses += queue.get_misses
+        self.get_hits += queue.counts.get_hits
+        self.get_misses += queue.counts.get_misses
 
     @property
     def gets(self) -> int:

@@ -20,7 +20,7 @@ from kestrelmq.clock import Pause, no_pause
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError, KestrelError, NotSynced, QueueUnavailable
 from kestrelmq.scheduling.deadline_watch import DeadlineWatch, Timed
-from kestrelmq.scheduling.worker import InlineWorker, Worker
+from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
 
 T = TypeVar("T")
 
@@ -38,19 +38,15 @@ class Committable(Timed):  # pragma: no cover: it only declares what a queue doe
         """Force to disk what was written; may be called from another thread. Raises OSError."""
         raise NotImplementedError
 
-    def begin_write(self) -> None:
-        """Prepare to `write` what is collected; nothing else is written before `end_write`."""
-        raise NotImplementedError
+    def begin_write(self) -> Job:
+        """Return the job that writes what is collected; it raises OSError.
 
-    def write(self, pause: Pause) -> None:
-        """Write that; may be called from another thread. Raises OSError.
-
-        `pause` is called after each short piece.
+        Another thread may run it. Nothing else is written before `end_write`.
         """
         raise NotImplementedError
 
     def end_write(self, error: OSError | None) -> JournalError | None:
-        """Do what `commit` does after it has written; `error` is what `write` raised."""
+        """Do what `commit` does after it has written; `error` is what the job raised."""
         raise NotImplementedError
 
     def failed(self, error: OSError) -> JournalError:
@@ -130,8 +126,13 @@ class WriteRound(Round):
     def __init__(self) -> None:
         super().__init__()
         self.syncs: list[SyncRound] = []
+        self._jobs: dict[Committable, Job] = {}
         self._has_run = False
         self._lock = Lock()
+
+    def begin(self) -> None:
+        """Prepare to `run`: no queue joins it any more."""
+        self._jobs = {queue: queue.begin_write() for queue in self.queues}
 
     def run(self, pause: Pause = no_pause) -> None:
         """Write each queue, even if others fail; may run in another thread.
@@ -144,7 +145,7 @@ class WriteRound(Round):
                 super().run(pause)
 
     def _work_on(self, queue: Committable, pause: Pause) -> None:
-        queue.write(pause)
+        self._jobs[queue](pause)
 
     def end(self, error: BaseException | None = None) -> None:
         """Set `failures`, after `run`; `error` is given if that could not run."""
@@ -438,8 +439,7 @@ class GroupCommit:
     def _begin_writes(self) -> None:
         begun, self._next_write = self._next_write, WriteRound()
         self.writing = begun
-        for queue in begun.queues:
-            queue.begin_write()
+        begun.begin()
         self.writer.run(begun.run, lambda error: self._end_writes(begun, error))
 
     def _end_writes(self, ended: WriteRound, error: BaseException | None) -> None:

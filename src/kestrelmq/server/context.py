@@ -174,16 +174,16 @@ class ServerContext:
             QueueUnavailable: the queue cannot be read.
             OutOfMemory: there is no room for the head among the unread replies.
         """
-        while not queue.is_settled:
+        while not queue.line.is_settled:
             if self.turns.slow_share_is_over():
                 return False
-            if queue.settle():
+            if queue.line.settle():
                 break
         if not self.status.has_memory:
-            if len(queue.peek() or b"") >= COUNTED:
+            if len(queue.line.peek() or b"") >= COUNTED:
                 raise OutOfMemory(NO_ROOM_TO_SEND)
         elif self.turns.large_output > LARGE_SHARE:
-            return len(queue.peek() or b"") < LARGE_ITEM
+            return len(queue.line.peek() or b"") < LARGE_ITEM
         return True
 
     def settling(self, queue: Queue) -> Generator[None, None, None]:

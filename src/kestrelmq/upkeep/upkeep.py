@@ -51,7 +51,6 @@ from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER, Item
-from kestrelmq.journal.delayed_items import DelayedItems
 from kestrelmq.journal.replacement import (
     ContentSource,
     ExpectedContents,
@@ -122,7 +121,6 @@ class Upkeep:
         attend_at: journal size (bytes) beyond which to call `attend` if items wait.
         attend_empty_at: the same, if no item waits.
         state: what is being done.
-        delayed: the queue's delayed items, if there ever were any.
         gives_back: whether files of a queue that holds nothing are to go at once: it was flushed,
             or the disk has too little room.
     """
@@ -142,7 +140,6 @@ class Upkeep:
         "_write_now",
         "attend_at",
         "attend_empty_at",
-        "delayed",
         "gives_back",
         "state",
     )
@@ -190,7 +187,6 @@ class Upkeep:
             at = clock.monotonic() - journal.kept_for
             self._replaced = (Replaced(replacement, at, cures=False),)
         self.state: State = Idle()
-        self.delayed: DelayedItems | None = None
         self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
@@ -326,9 +322,9 @@ class Upkeep:
         reads = self._reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._reads.open)
         reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
         delayed = 0
-        if self.delayed is not None:
-            delayed = len(self.delayed)
-            reads += self.delayed.note_bytes
+        if backlog.delayed is not None:
+            delayed = len(backlog.delayed)
+            reads += backlog.delayed.note_bytes
         packable = packed = 0
         checkpoint = places.newest_passed(backlog.memory_items) if places is not None else None
         if places is not None and checkpoint is not None:
@@ -407,7 +403,8 @@ class Upkeep:
             self._replace_all(self._memory_source(()), cures=False)
 
     def _rewrite(self) -> None:
-        journal, backlog, reads, delayed = self._journal, self._backlog, self._reads, self.delayed
+        journal, backlog, reads = self._journal, self._backlog, self._reads
+        delayed = backlog.delayed
         cures = journal.suspect
         if self._rotate(cures=cures) is None:
             return
@@ -449,7 +446,7 @@ class Upkeep:
 
     def _memory_source(self, items: Sequence[Item]) -> MemorySource:
         reads = self._reads
-        producers = self._backlog.producers
+        producers, delayed = self._backlog.producers, self._backlog.delayed
         now = producers.now()
         producers.forget_old(now)
         return MemorySource(
@@ -457,7 +454,7 @@ class Upkeep:
             reads.last_xid,
             reads.open.copy(),
             items,
-            None if self.delayed is None else self.delayed.snapshot(),
+            None if delayed is None else delayed.snapshot(),
             reads.reserved.snapshot(),
             producers.noted(now),
         )

@@ -58,11 +58,11 @@ class Working:
 
     def take(self, name: str) -> None:
         """Remove an item."""
-        self.collection.obtain(name).remove()
+        self.collection.obtain(name).line.remove()
 
     def open_read(self, name: str) -> None:
         """Open a read."""
-        opened = self.collection.obtain(name).open_read()
+        opened = self.collection.obtain(name).line.open_read()
         if opened is not None:
             self.open.append((name, opened[0]))
 
@@ -71,15 +71,18 @@ class Working:
         if self.open:
             name, xid = self.open.pop(self.rng.randrange(len(self.open)))
             queue = self.collection.queues.get(name)
-            if queue is not None and queue.is_held(xid):
-                self.rng.choice([queue.confirm, queue.unremove])(xid)
+            if queue is not None and queue.reads.is_held(xid):
+                if self.rng.random() < 0.5:
+                    queue.reads.confirm(xid)
+                else:
+                    queue.returns.give_back([xid])
 
     def wait(self, name: str) -> None:
         """Wait for an item."""
         waiter = Waiter(ReadMode.REMOVE, lambda *_: None, lambda _: None)
         queue = self.collection.obtain(name)
         if not len(queue) and not queue.paused:
-            queue.wait(waiter)
+            queue.waiters.add(waiter)
             self.waiters.append((name, waiter))
 
     def cancel(self, _: str) -> None:
@@ -87,7 +90,7 @@ class Working:
         if self.waiters:
             name, waiter = self.waiters.pop()
             if name in self.collection.queues:
-                self.collection.queues[name].cancel_wait(waiter)
+                self.collection.queues[name].waiters.cancel(waiter)
 
     def pause(self, name: str) -> None:
         """Pause the reads of a queue, or go on."""
@@ -105,7 +108,7 @@ class Working:
 
     def delay(self, name: str) -> None:
         """Add an item for later."""
-        self.collection.obtain(name).add_delayed(b"later", self.turning.turns.clock.now() + 10**6)
+        self.collection.obtain(name).add(b"later", due=self.turning.turns.clock.now() + 10**6)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -204,17 +204,17 @@ def test_a_note_that_a_crash_cut_short(tmp_path: Path, cut: int) -> None:
     """The last-used xid is the one before it, and later notes are read: other readers agree."""
     spool = LocalQueues(queue_settings(tmp_path))
     spool.add(b"a", b"b")
-    spool.queue().confirm(spool.open_read())
+    spool.queue().reads.confirm(spool.open_read())
     spool.commit()
     spool.close()
     note = deliveries_note(3, 1)[:cut]
     (tmp_path / "jobs").write_bytes((tmp_path / "jobs").read_bytes() + note)
     spool.open()
-    assert spool.queue().last_xid == 1
-    spool.queue().give_back((spool.open_read(),), counted=False)
+    assert spool.queue().reads.last_xid == 1
+    spool.queue().returns.give_back((spool.open_read(),), counted=False)
     spool.commit()
     spool.restart()
-    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0]
+    assert [item_deliveries(record) for record in spool.queue().backlog.browse(9)] == [0]
     assert spool.open_read() == 3
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for keeps_xid in (True, False):
@@ -234,7 +234,7 @@ def test_a_note_without_its_record_says_nothing(tmp_path: Path, note: bytes) -> 
     spool.open()
     spool.add(b"b")
     spool.restart()
-    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [1, 0]
+    assert [item_deliveries(record) for record in spool.queue().backlog.browse(9)] == [1, 0]
     spool.close()
 
 

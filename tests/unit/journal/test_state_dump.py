@@ -69,10 +69,10 @@ def test_in_a_server(tmp_path: Path, tail: bytes, dialect: Dialect, memory: int)
         collection.open()
         queue = collection.obtain("q")
         if is_again:
-            found = [item_data(one) for one in iter(queue.remove, None)]
+            found = [item_data(one) for one in iter(queue.line.remove, None)]
         else:
             for _ in range(5):
-                queue.remove()
+                queue.line.remove()
             queue.add(LONG)
             queue.add(b"last")
         assert not collection.commits.commit()

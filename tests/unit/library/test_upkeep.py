@@ -158,7 +158,7 @@ def test_expired_items_go_though_nobody_reads(tmp_path: Path) -> None:
         assert "kestrelmq-upkeep-work" in names()
         clock.advance(6)
         queue._do_upkeep()
-        assert queue._queue().expired_items == 1
+        assert queue._queue().counts.expired_items == 1
 
 
 def test_a_collection_rewrites_in_a_thread(tmp_path: Path, gated: Gated) -> None:

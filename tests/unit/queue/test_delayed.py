@@ -12,7 +12,8 @@ from kestrelmq.format.records import Item, item_add_time, item_data, item_expiry
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.packing import pack
 from kestrelmq.journal.writer import Dialect
-from kestrelmq.queue.queue import JOINED_AT_ONCE, Queue
+from kestrelmq.queue.adding import JOINED_AT_ONCE
+from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.tools.export_rows import from_json, to_json
@@ -65,7 +66,7 @@ def breakable(path: Path) -> CrashingDirectory:
 
 def rewrite(queue: Queue) -> None:
     """Rewrite the journal of a queue now."""
-    queue.write_now()
+    queue.writing.write_now()
     assert queue._upkeep is not None
     queue._upkeep._rewrite()
 
@@ -82,7 +83,7 @@ def test_an_item_joins_when_it_is_due(tmp_path: Path) -> None:
     spool.advance(0.2)
     assert spool.items() == [b"first", b"second", b"later"]
     assert spool.queue().delayed == 0
-    assert item_add_time(spool.queue().browse(3)[2]) == due
+    assert item_add_time(spool.queue().backlog.browse(3)[2]) == due
     spool.close()
 
 
@@ -101,7 +102,7 @@ def test_all_items_in_memory_are_counted(tmp_path: Path) -> None:
     spool = Spool(tmp_path, retry_delay=60)
     spool.add(b"waits", b"open", b"retried")
     xids = [spool.open_read() for _ in range(2)]
-    spool.queue().unremove(xids[0])
+    spool.queue().returns.give_back([xids[0]])
     spool.delay(b"late", 5)
     assert spool.queue().held_items == 4
     spool.close()
@@ -174,7 +175,7 @@ def test_waiting_readers_get_what_is_due(tmp_path: Path) -> None:
     served: list[Item | None] = []
     queue = spool.queue()
     for _ in range(2):
-        queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: served.append(record), print))
+        queue.waiters.add(Waiter(ReadMode.REMOVE, lambda record, _: served.append(record), print))
     for data in (b"a", b"b", b"c"):
         spool.delay(data, 1)
     spool.advance(1)
@@ -188,7 +189,7 @@ def test_very_many_are_due_at_once(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     now = spool.clock.now()
     for number in range(2000):
-        assert spool.queue().add_delayed(b"%d" % number, now + SECOND)
+        assert spool.queue().add(b"%d" % number, due=now + SECOND)
     spool.commit()
     spool.clock.advance(1)
     work = spool.collection.checking_deadlines()
@@ -207,7 +208,7 @@ def test_expiry_and_max_age_count_from_the_due_time(tmp_path: Path) -> None:
     spool.delay(b"b", 100, expires=105)
     spool.advance(101)
     assert spool.items() == [b"a", b"b"]
-    first, second = spool.queue().browse(2)
+    first, second = spool.queue().backlog.browse(2)
     assert item_expiry(first) == item_add_time(first) + 10 * SECOND
     assert item_expiry(second) == item_add_time(second) + 5 * SECOND
     spool.advance(10)
@@ -256,7 +257,7 @@ def test_old_items_make_room_and_then_those_that_are_due_first(tmp_path: Path) -
     assert spool.items() == []
     assert spool.delay(b"e", 3)
     spool.add(b"f")
-    assert spool.queue().discarded == 4
+    assert spool.queue().adding.discarded == 4
     for _ in range(2):
         assert (spool.items(), spool.queue().delayed) == ([b"f"], 1)
         spool.restart()
@@ -300,9 +301,9 @@ def test_a_large_item_that_expires_joins_and_expires(tmp_path: Path) -> None:
     spool.advance(1)
     assert len(spool.queue()) == 1
     spool.advance(2)
-    assert spool.queue().peek() is None
+    assert spool.queue().line.peek() is None
     got: list[Item | None] = []
-    spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
+    spool.queue().waiters.add(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
     spool.delay(LARGE, 1)
     spool.advance(1)
     assert [item_data(one) for one in got if one is not None] == [LARGE]
@@ -323,7 +324,7 @@ def test_a_large_item_that_cannot_be_written_is_tried_again(tmp_path: Path) -> N
     spool.collection.check_deadlines()
     assert spool.collection.commits.commit()
     assert (spool.items(), spool.queue().delayed_items) == ([], 1)
-    assert spool.queue().failure is not None
+    assert spool.queue().writing.failure is not None
     directory.mend()
     spool.advance(2)
     assert (spool.items(), spool.queue().delayed_items) == ([LARGE], 0)
@@ -337,7 +338,7 @@ def test_a_large_item_joins_without_a_journal(tmp_path: Path) -> None:
     spool.delay(LARGE, 2)
     spool.advance(1)
     spool.advance(2)
-    assert spool.queue().failure is None
+    assert spool.queue().writing.failure is None
     assert spool.items() == [LARGE, LARGE]
     spool.close()
 
@@ -347,7 +348,7 @@ def test_an_item_joins_behind_those_on_disk(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_memory_size=200)
     assert spool.delay(b"x" * 50, 1)
     spool.add(*(b"%03d" % number * 30 for number in range(10)))
-    assert spool.queue().read_behind
+    assert spool.queue().backlog.read_behind
     spool.advance(1)
     spool.add(b"last")
     spool.kill()
@@ -426,7 +427,7 @@ def test_much_of_one_queue_does_not_hold_up_the_others(tmp_path: Path) -> None:
     for _ in range(3 * JOINED_AT_ONCE):
         spool.delay(b"x", 1)
     for name in others:
-        assert spool.queue(name).add_delayed(b"y", spool.clock.now() + SECOND)
+        assert spool.queue(name).add(b"y", due=spool.clock.now() + SECOND)
     spool.commit()
     spool.clock.advance(1)
     turns = spool.collection.checking_deadlines()
@@ -495,12 +496,12 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     failures = spool.collection.commits.commit()
     assert list(failures) == [spool.queue()]
     assert spool.queue().delayed == 1
-    assert spool.queue().problem is not None
+    assert spool.queue().writing.problem is not None
     directory.fail = lambda _point: False
     assert spool.delay(b"b", 1)
     spool.advance(1)
     assert spool.drain() == [b"a", b"b"]
-    assert spool.queue().problem is None
+    assert spool.queue().writing.problem is None
     spool.close()
 
 
@@ -674,7 +675,7 @@ def test_a_new_file_says_what_is_delayed_and_what_is_reserved(tmp_path: Path) ->
     spool.delay(b"b", 1)
     spool.delay(b"later", 100)
     spool.advance(1)
-    reservation = spool.queue().reserve(ReserveTerms(10_000, tag="sink:7:0"), 5, 1, 1000)
+    reservation = spool.queue().reserved.reserve(ReserveTerms(10_000, tag="sink:7:0"), 5, 1, 1000)
     assert reservation is not None
     spool.commit()
     spool.collection._lock.release()
@@ -683,9 +684,9 @@ def test_a_new_file_says_what_is_delayed_and_what_is_reserved(tmp_path: Path) ->
     spool.open()
     queue = spool.queue()
     assert (spool.items(), queue.delayed) == ([b"b"], 1)
-    reads = list(data_by_xid(queue.open).items())
+    reads = list(data_by_xid(queue.reads.open).items())
     assert reads == [(reservation.xids[0], b"a")]
-    assert list(queue.reserved_with("sink:7:0")) == list(reservation.xids)
+    assert list(queue.reserved.with_tag("sink:7:0")) == list(reservation.xids)
     spool.close()
 
 

@@ -42,15 +42,15 @@ class Spool(LocalQueues):
     def fail(self) -> bytes:
         """Open a read and give it back, as a worker that fails does; return the item."""
         xid = self.open_read()
-        data = item_data(self.queue().open[xid].item)
-        assert self.queue().unremove(xid)
+        data = item_data(self.queue().reads.open[xid].item)
+        assert self.queue().returns.give_back([xid])
         self.commit()
         return data
 
 
 def counts(spool: LocalQueues, name: str = "jobs") -> list[int]:
     """Return how often the waiting items were handed out."""
-    return [item_deliveries(record) for record in spool.queue(name).browse(100)]
+    return [item_deliveries(record) for record in spool.queue(name).backlog.browse(100)]
 
 
 def plain(path: Path, **settings: object) -> LocalQueues:
@@ -60,7 +60,7 @@ def plain(path: Path, **settings: object) -> LocalQueues:
 
 def give_back(spool: LocalQueues, *, counted: bool = True) -> None:
     """Hand an item out, and take it back."""
-    spool.queue().give_back((spool.open_read(),), counted=counted)
+    spool.queue().returns.give_back((spool.open_read(),), counted=counted)
     spool.commit()
 
 
@@ -69,17 +69,17 @@ def test_what_comes_back_is_counted(tmp_path: Path) -> None:
     spool = Spool(tmp_path, retry_delay=10)
     spool.add(b"a", b"b")
     give_back(spool, counted=False)
-    assert spool.queue().redelivered == 0
-    spool.queue().give_back([spool.open_read()], delay=0)
+    assert spool.queue().counts.redelivered == 0
+    spool.queue().returns.give_back([spool.open_read()], delay=0)
     spool.fail()
-    assert spool.queue().redelivered == 1
+    assert spool.queue().counts.redelivered == 1
     spool.advance(20)
-    assert spool.queue().redelivered == 2
+    assert spool.queue().counts.redelivered == 2
     spool.fail()
-    assert (spool.items(DEAD), spool.queue().redelivered) == ([b"a"], 2)
+    assert (spool.items(DEAD), spool.queue().counts.redelivered) == ([b"a"], 2)
     spool.open_read()
     spool.kill()
-    assert spool.queue().redelivered == 1
+    assert spool.queue().counts.redelivered == 1
     spool.close()
 
 
@@ -120,15 +120,15 @@ def test_a_dead_letter_keeps_its_origin(tmp_path: Path, dialect: str, limit: int
             if restarts:
                 spool.restart()
             found = [spool.open_read(DEAD) for _ in letters]
-            records = [spool.queue(DEAD).open[xid].item for xid in found]
+            records = [spool.queue(DEAD).reads.open[xid].item for xid in found]
             assert [dead_letter(one) for one in records] == letters
             assert [item_deliveries(one) for one in records] == list(counted)
-            spool.queue(DEAD).give_back(found, counted=False)
+            spool.queue(DEAD).returns.give_back(found, counted=False)
             spool.commit()
 
     check(1, 1, 1)
     xid = spool.open_read(DEAD)
-    spool.queue(DEAD).give_back((xid,))
+    spool.queue(DEAD).returns.give_back((xid,))
     spool.commit()
     check(2, 1, 1)
     for opens in (False, True):
@@ -136,7 +136,7 @@ def test_a_dead_letter_keeps_its_origin(tmp_path: Path, dialect: str, limit: int
         upkeep = spool.queue(DEAD)._upkeep
         assert upkeep is not None
         upkeep._rewrite()
-        spool.queue(DEAD).give_back(held, counted=False)
+        spool.queue(DEAD).returns.give_back(held, counted=False)
         spool.commit()
         check(2, 1, 1)
     spool.close()
@@ -167,7 +167,7 @@ def test_an_item_that_was_open_while_the_journal_was_rewritten_is_opened_again(
     spool = plain(tmp_path)
     spool.add(b"a", b"b")
     _, second = spool.open_read(), spool.open_read()
-    spool.queue().confirm(second)
+    spool.queue().reads.confirm(second)
     spool.commit()
     upkeep = spool.queue()._upkeep
     assert upkeep is not None
@@ -176,7 +176,7 @@ def test_an_item_that_was_open_while_the_journal_was_rewritten_is_opened_again(
     give_back(spool)
     again = spool.open_read()
     assert again == second + 2
-    assert spool.queue().confirm(again)
+    assert spool.queue().reads.confirm(again)
     spool.commit()
     spool.restart()
     assert not len(spool.queue())
@@ -204,14 +204,14 @@ def test_counts_of_items_on_disk(tmp_path: Path) -> None:
         spool.add(data)
         assert spool.fail() == data
     spool.add(b"last item", name=DEAD)
-    assert spool.queue(DEAD).read_behind
+    assert spool.queue(DEAD).backlog.read_behind
     for _ in range(2):
         assert [counts(spool, DEAD), len(spool.queue(DEAD))] == [[0], 4]
         spool.restart()
     found = []
-    while (head := spool.queue(DEAD).head()) is not None:
+    while (head := spool.queue(DEAD).line.head()) is not None:
         found.append((item_data(head)[:1], item_deliveries(head)))
-        spool.queue(DEAD).remove()
+        spool.queue(DEAD).line.remove()
         spool.commit()
     assert found == [(b"f", 0), (b"x", 1), (b"y", 1), (b"l", 0)]
     spool.close()
@@ -222,7 +222,7 @@ def test_nothing_is_written_for_it_in_a_plain_queue(tmp_path: Path) -> None:
     spool = plain(tmp_path)
     spool.add(b"a")
     give_back(spool)
-    spool.queue().confirm(spool.open_read())
+    spool.queue().reads.confirm(spool.open_read())
     spool.close()
     written = (tmp_path / "jobs").read_bytes()
     header, unremove, confirm = 21, 5, 5
@@ -237,11 +237,11 @@ def test_a_write_that_fails_takes_the_count_back(tmp_path: Path) -> None:
     spool.add(b"a")
     xid = spool.open_read()
     disk.break_steps("append")
-    spool.queue().unremove(xid)
+    spool.queue().returns.give_back([xid])
     assert spool.collection.commits.commit()
     disk.mend()
-    assert list(spool.queue().open) == [xid]
-    spool.queue().unremove(xid)
+    assert list(spool.queue().reads.open) == [xid]
+    spool.queue().returns.give_back([xid])
     spool.commit()
     assert counts(spool) == [1]
     spool.close()
@@ -259,7 +259,7 @@ def test_a_bad_item_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert spool.drain() == [b"good"]
     assert spool.items(DEAD) == [b"bad"]
     assert counts(spool, DEAD) == [3]
-    assert spool.queue().dead_lettered == 1
+    assert spool.queue().counts.dead_lettered == 1
     assert "an item of 3 bytes goes to dead after 3 deliveries: it was given back" in caplog.text
     fields = {"queue": "jobs", "target": DEAD, "deliveries": 3, "why": "it was given back"}
     assert any(vars(record).items() >= fields.items() for record in caplog.records)
@@ -275,7 +275,7 @@ def test_the_order_of_the_others_stays(tmp_path: Path) -> None:
     spool.add(b"a", b"b", b"c")
     assert spool.fail() == b"a"
     xids = [spool.open_read() for _ in range(3)]
-    assert spool.queue().give_back(xids) == 3
+    assert spool.queue().returns.give_back(xids) == 3
     spool.commit()
     assert spool.items() == [b"b", b"c"]
     assert spool.items(DEAD) == [b"a"]
@@ -366,7 +366,7 @@ def test_dead_items_that_are_on_disk_only(tmp_path: Path) -> None:
     spool.kill()
     jobs = spool.config.queues["jobs"].model_copy(update={"max_memory_size": 1})
     spool.reload(spool.config.model_copy(update={"queues": {"jobs": jobs}}))
-    assert spool.queue().memory_items == 1
+    assert spool.queue().backlog.memory_items == 1
     assert spool.take() == b"good"
     assert spool.items(DEAD) == [b"bad", b"worse"]
     spool.close()
@@ -397,15 +397,15 @@ def test_very_many_dead_items_move_in_pieces(tmp_path: Path) -> None:
         spool.open_read()
     spool.kill()
     jobs = spool.queue()
-    assert not jobs.is_settled
-    assert not jobs.settle()
+    assert not jobs.line.is_settled
+    assert not jobs.line.settle()
     spool.commit()
     assert len(spool.items(DEAD)) == 100
     pieces = sum(1 for _ in spool.collection.sweeping())
     spool.commit()
     assert pieces > 2
     assert spool.items(DEAD) == items
-    assert (jobs.is_settled, jobs.settle()) == (True, True)
+    assert (jobs.line.is_settled, jobs.line.settle()) == (True, True)
     spool.close()
 
 
@@ -416,7 +416,7 @@ def test_synced_dead_items_move_one_by_one(tmp_path: Path) -> None:
     for _ in range(2):
         spool.open_read()
     spool.kill()
-    assert not spool.queue().settle()
+    assert not spool.queue().line.settle()
     spool.commit()
     assert spool.items(DEAD) == [b"a"]
     spool.close()
@@ -435,9 +435,9 @@ def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> N
     found: list[object] = []
 
     def read_the_other(_record: Item | None, _xid: int) -> None:
-        found.append(spool.queue().open_read())
+        found.append(spool.queue().line.open_read())
 
-    spool.queue(DEAD).wait(Waiter(ReadMode.PEEK, read_the_other, lambda _error: None))
+    spool.queue(DEAD).waiters.add(Waiter(ReadMode.PEEK, read_the_other, lambda _error: None))
     spool.collection.sweep()
     spool.commit()
     assert found == [None]
@@ -456,12 +456,12 @@ def test_a_dead_item_stays_until_its_queue_is_on_disk(
     spool.add(b"bad")
     disk.break_steps(f"sync {DEAD}")
     give_back(spool)
-    assert (spool.items(), spool.queue().dead_lettered) == ([b"bad"], 0)
+    assert (spool.items(), spool.queue().counts.dead_lettered) == ([b"bad"], 0)
     assert "cannot go to dead: queue dead: " in caplog.text
     disk.mend()
     spool.collection.tick()  # rewrites the journal whose sync failed
     give_back(spool)
-    assert (spool.items(), spool.queue().dead_lettered) == ([], 1)
+    assert (spool.items(), spool.queue().counts.dead_lettered) == ([], 1)
     assert spool.items(DEAD) == [b"bad"] * 2
     spool.close()
 
@@ -471,10 +471,10 @@ def test_a_queue_by_itself_keeps_its_dead_items(caplog: pytest.LogCaptureFixture
     config = QueueConfig(max_deliveries=1, dead_letter_queue=DEAD)
     queue = Queue("jobs", config, FakeClock(), GroupCommit())
     queue.add(b"bad")
-    opened = queue.open_read()
+    opened = queue.line.open_read()
     assert opened is not None
-    assert queue.unremove(opened[0])
-    assert [item_data(record) for record in queue.browse(9)] == [b"bad"]
+    assert queue.returns.give_back([opened[0]])
+    assert [item_data(record) for record in queue.backlog.browse(9)] == [b"bad"]
     assert "cannot go to dead: there is no other queue" in caplog.text
 
 
@@ -512,7 +512,7 @@ def test_an_item_waits_before_it_is_tried_again(tmp_path: Path) -> None:
     spool.add(b"bad", b"good")
     assert spool.fail() == b"bad"
     queue = spool.queue()
-    assert (queue.delayed, queue.open_reads, spool.take()) == (1, 0, b"good")
+    assert (queue.delayed, queue.reads.held, spool.take()) == (1, 0, b"good")
     for delay in (10, 20, 35, 35):
         spool.advance(delay - 0.5)
         assert spool.take() is None
@@ -543,7 +543,7 @@ def test_a_waiting_reader_gets_it_when_it_is_due(tmp_path: Path) -> None:
     spool.add(b"bad")
     give_back(spool)
     got: list[Item | None] = []
-    spool.queue().wait(
+    spool.queue().waiters.add(
         Waiter(ReadMode.REMOVE, lambda record, _xid: got.append(record), lambda _error: None)
     )
     spool.clock.advance(10)
@@ -569,10 +569,10 @@ def test_its_reader_has_it_no_more(tmp_path: Path) -> None:
     spool.add(b"bad")
     queue = spool.queue()
     xid = spool.open_read()
-    read = queue.open[xid]
-    assert queue.unremove(xid)
-    assert not queue.unremove(xid)
-    assert not queue.is_held(xid)
+    read = queue.reads.open[xid]
+    assert queue.returns.give_back([xid])
+    assert not queue.returns.give_back([xid])
+    assert not queue.reads.is_held(xid)
     assert not queue.reads.is_open(read)
     spool.close()
 
@@ -583,16 +583,16 @@ def test_one_that_is_confirmed_while_it_waits_is_over(tmp_path: Path) -> None:
     spool.add(b"first", b"second", b"third", b"fourth")
     queue = spool.queue()
     xids = [spool.open_read() for _ in range(4)]
-    queue.give_back(xids[:3])
+    queue.returns.give_back(xids[:3])
     spool.commit()
     assert queue.delayed == 3
-    queue.confirm_all([xids[0], xids[3]])
-    assert queue.confirm(xids[1])
+    queue.reads.confirm_all([xids[0], xids[3]])
+    assert queue.reads.confirm(xids[1])
     spool.commit()
-    size = len(queue.open[xids[2]].record) - ADDX_HEADER + OVERHEAD
+    size = len(queue.reads.open[xids[2]].record) - ADDX_HEADER + OVERHEAD
     assert (queue.delayed, queue.reads.retrying_bytes) == (1, size)
     spool.advance(10)
-    assert (spool.items(), queue.delayed, queue.open_reads) == ([b"third"], 0, 0)
+    assert (spool.items(), queue.delayed, queue.reads.held) == ([b"third"], 0, 0)
     spool.restart()
     assert spool.items() == [b"third"]
     spool.close()
@@ -605,8 +605,8 @@ def test_many_that_wait_do_not_take_all_memory(tmp_path: Path) -> None:
     spool.add(bytes(size), bytes(size))
     xids = [spool.open_read() for _ in range(2)]
     spool.reload(queue_settings(tmp_path, retry_delay=10, max_memory_size=size))
-    spool.queue().give_back(xids[:1])
-    spool.queue().give_back(xids[1:])
+    spool.queue().returns.give_back(xids[:1])
+    spool.queue().returns.give_back(xids[1:])
     assert (spool.queue().delayed, len(spool.queue())) == (0, 2)
     spool.commit()
     spool.close()

@@ -61,10 +61,10 @@ def test_a_flush_leaves_them(tmp_path: Path) -> None:
     spool.pass_time()
     spool.add(b"c", name="jobs")
     assert spool.collection.flush("jobs") == 1
-    assert spool.collection.queues["jobs"].set_aside == 2
+    assert spool.collection.queues["jobs"].reads.items_aside == 2
     assert spool.collection.flush(LATER) == 1
     spool.pass_time()
-    assert spool.collection.queues[LATER].peek() is not None
+    assert spool.collection.queues[LATER].line.peek() is not None
 
 
 def test_a_full_target_gets_them_when_it_has_room(tmp_path: Path) -> None:
@@ -75,14 +75,19 @@ def test_a_full_target_gets_them_when_it_has_room(tmp_path: Path) -> None:
     spool.add(b"live")
     spool.pass_time()
     queue = spool.queue()
-    assert (len(queue), queue.set_aside, queue.expired_items, queue.age) == (1, 2, 0, 0)
+    assert (len(queue), queue.reads.items_aside, queue.counts.expired_items, queue.age) == (
+        1,
+        2,
+        0,
+        0,
+    )
     assert spool.drain("jobs") == [b"live"]
     assert spool.drain(LATER) == [b"full"]
     spool.pass_time()
     assert spool.drain(LATER) == [b"a"]
     spool.pass_time()
     assert spool.drain(LATER) == [b"b"]
-    assert (queue.set_aside, queue.expired_items, len(queue.open)) == (0, 2, 0)
+    assert (queue.reads.items_aside, queue.counts.expired_items, len(queue.reads.open)) == (0, 2, 0)
     spool.close()
 
 
@@ -108,7 +113,9 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
     queue = spool.queue()
     told: list[Item | None] = []
     with caplog.at_level(logging.WARNING):
-        queue.wait(Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected))
+        queue.waiters.add(
+            Waiter(ReadMode.REMOVE, lambda record, _: told.append(record), _unexpected)
+        )
         for number in range(3):
             assert queue.add(b"%d" % number, 1)
         assert told == []
@@ -118,7 +125,7 @@ def test_a_damaged_target_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptur
         spool.clock.advance(2)
         assert run_to_end(spool.collection.expiring()) == 1
     spool.commit()
-    assert queue.set_aside == 3
+    assert queue.reads.items_aside == 3
     lines = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
     assert len(lines) == 1
     assert "cannot be loaded" in lines[0]
@@ -137,7 +144,7 @@ def test_an_alias_takes_all_or_nothing(tmp_path: Path) -> None:
     spool.put(b"a", name="other")
     for _ in range(3):
         spool.pass_time()
-    assert spool.queue("other").set_aside == 1
+    assert spool.queue("other").reads.items_aside == 1
     assert spool.drain("free") == []
     spool.drain(LATER)
     spool.pass_time()
@@ -153,7 +160,7 @@ def test_without_a_target_any_more_they_are_dropped(tmp_path: Path) -> None:
     spool.pass_time()
     spool.collection.reload(ServerConfig(queue_path=tmp_path))
     spool.pass_time()
-    assert (spool.queue().set_aside, spool.queue().expired_items) == (0, 1)
+    assert (spool.queue().reads.items_aside, spool.queue().counts.expired_items) == (0, 1)
     spool.close()
 
 
@@ -164,8 +171,8 @@ def test_nobody_can_give_them_back(tmp_path: Path) -> None:
     spool.put(b"a")
     spool.pass_time()
     queue = spool.queue()
-    assert queue.give_back(list(queue.open)) == 0
-    assert queue.set_aside == len(queue.open) == 1
+    assert queue.returns.give_back(list(queue.reads.open)) == 0
+    assert queue.reads.items_aside == len(queue.reads.open) == 1
     spool.close()
 
 
@@ -177,7 +184,7 @@ def test_one_that_never_fits_keeps_no_other_waiting(tmp_path: Path) -> None:
     for _ in range(10):
         spool.pass_time()
     assert spool.drain(LATER) == [b"1", b"2"]
-    assert spool.queue().set_aside == 100
+    assert spool.queue().reads.items_aside == 100
     spool.close()
 
 
@@ -187,9 +194,9 @@ def test_a_restart_counts_no_delivery(tmp_path: Path) -> None:
     fill_target(spool)
     spool.put(b"a", b"b")
     spool.pass_time()
-    assert spool.queue().set_aside == 2
+    assert spool.queue().reads.items_aside == 2
     spool.kill()
-    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0, 0]
+    assert [item_deliveries(record) for record in spool.queue().backlog.browse(9)] == [0, 0]
     spool.close()
 
 
@@ -201,9 +208,9 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
     spool.add(b"live")
     spool.pass_time()
     queue = spool.queue()
-    assert (queue.set_aside, len(queue)) == (3, 6)
-    assert queue.remove() is None
-    assert queue.peek() is None
+    assert (queue.reads.items_aside, len(queue)) == (3, 6)
+    assert queue.line.remove() is None
+    assert queue.line.peek() is None
     spool.collection.reload(spool.settings(max_items=100))
     spool.pass_time()
     assert spool.drain("jobs") == [b"live"]
@@ -218,11 +225,11 @@ def test_setting_aside_that_is_not_written_is_taken_back(tmp_path: Path) -> None
     spool.put(b"a")
     queue = spool.queue()
     spool.clock.advance(1)
-    run_to_end(queue.expiring())
-    assert queue.set_aside == 1
+    run_to_end(queue.line.expiring())
+    assert queue.reads.items_aside == 1
     queue.journal.close()
     assert queue in spool.collection.commits.commit()
-    assert (queue.set_aside, len(queue), len(queue.open)) == (0, 1, 0)
+    assert (queue.reads.items_aside, len(queue), len(queue.reads.open)) == (0, 1, 0)
     spool.close()
 
 
@@ -233,13 +240,13 @@ def test_a_reader_may_confirm_one_whose_xid_it_guessed(tmp_path: Path) -> None:
     spool.put(b"a", b"b")
     spool.pass_time()
     queue = spool.queue()
-    first, second = queue.open
-    assert not queue.is_held(first)
-    assert queue.confirm(first)
+    first, second = queue.reads.open
+    assert not queue.reads.is_held(first)
+    assert queue.reads.confirm(first)
     spool.drain(LATER)
     spool.pass_time()
-    assert queue.set_aside == 0
-    assert second not in queue.open
+    assert queue.reads.items_aside == 0
+    assert second not in queue.reads.open
     assert spool.drain(LATER) == [b"b"]
     spool.close()
 
@@ -274,13 +281,17 @@ def test_many_are_synced_at_once_where_each_change_is(tmp_path: Path) -> None:
     queue, journal = spool.queue(), spool.queue(LATER).journal
     spool.add(*[b"old"] * 20, expiry=spool.clock.now() + 1000)
     spool.clock.advance(1)
-    assert (spool.take(), queue.expired_items, queue.set_aside) == (None, 20, 0)
+    assert (spool.take(), queue.counts.expired_items, queue.reads.items_aside) == (None, 20, 0)
     assert (spool.items(LATER), journal.syncs) == ([b"old"] * 20, 1)
     spool.add(b"kept", expiry=spool.clock.now() + 1000)
     disk.fail = lambda point: point.startswith("sync") and LATER in point
     spool.clock.advance(1)
     spool.collection.sweep()
-    assert (queue.expired_items, queue.set_aside, len(queue.open)) == (20, 1, 1)
+    assert (queue.counts.expired_items, queue.reads.items_aside, len(queue.reads.open)) == (
+        20,
+        1,
+        1,
+    )
     disk.mend()
     spool.close()
 
@@ -304,7 +315,7 @@ def test_one_that_could_not_be_forgotten_is_not_moved_again_and_again(tmp_path: 
     spool.collection.sweep()
     spool.commit()
     assert spool.items(LATER) == [b"a", b"a"]
-    assert (len(queue), queue.set_aside) == (0, 0)
+    assert (len(queue), queue.reads.items_aside) == (0, 0)
     spool.close()
 
 
@@ -326,13 +337,13 @@ def test_one_that_was_set_aside_stays_so_while_the_disk_is_full(tmp_path: Path) 
     disk.fail = lambda point: point == "append to jobs"
     spool.collection.sweep()
     assert list(spool.collection.commits.commit()) == [queue]
-    assert (queue.set_aside, len(queue.open), queue.expired_items) == (1, 1, 0)
+    assert (queue.reads.items_aside, len(queue.reads.open), queue.counts.expired_items) == (1, 1, 0)
     disk.mend()
     assert spool.drain(LATER) == [b"a"]
     spool.collection.tick()
     spool.collection.sweep()
     spool.commit()
-    assert (queue.set_aside, len(queue.open), queue.expired_items) == (0, 0, 1)
+    assert (queue.reads.items_aside, len(queue.reads.open), queue.counts.expired_items) == (0, 0, 1)
     spool.close()
 
 
@@ -343,7 +354,7 @@ def test_an_alias_takes_none_that_is_too_large_for_one_of_its_queues(tmp_path: P
     for _ in range(3):
         spool.pass_time()
     assert (spool.drain("free"), spool.drain(LATER)) == ([b"1"], [b"1"])
-    assert spool.queue("other").set_aside == 1
+    assert spool.queue("other").reads.items_aside == 1
     spool.close()
 
 
@@ -356,7 +367,7 @@ def test_items_may_expire_to_the_queue_that_they_are_in(tmp_path: Path) -> None:
     spool.clock.advance(1)
     spool.collection.sweep()
     spool.commit()
-    assert (spool.items(), spool.queue().expired_items) == ([b"live", b"old", b"older"], 2)
+    assert (spool.items(), spool.queue().counts.expired_items) == ([b"live", b"old", b"older"], 2)
     spool.close()
 
 
@@ -372,7 +383,7 @@ def test_a_sweep_takes_no_more_than_it_may(tmp_path: Path) -> None:
         left.append(len(spool.queue()))
     assert left == [5, 3]
     assert spool.take() is None
-    assert spool.queue().expired_items == 7
+    assert spool.queue().counts.expired_items == 7
     spool.close()
 
 
@@ -383,11 +394,11 @@ def waiting_at(*queues: Queue) -> list[object]:
     def found(record: Item | None, _xid: int) -> None:
         served.append(record)
         for one, waiter in waiting.items():
-            one.cancel_wait(waiter)
+            one.waiters.cancel(waiter)
 
     waiting = {one: Waiter(ReadMode.PEEK, found, served.append) for one in queues}
     for one, waiter in waiting.items():
-        one.wait(waiter)
+        one.waiters.add(waiter)
     return served
 
 
@@ -398,7 +409,7 @@ def test_a_reader_that_was_served_elsewhere_does_not_wait_any_more(tmp_path: Pat
     served = waiting_at(queue, target)
     assert queue.add(b"expired", spool.clock.now())
     assert (len(served), len(target)) == (1, 1)
-    assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
+    assert (queue.waiters.readers, target.waiters.readers) == (0, 0)
     spool.close()
 
 
@@ -409,16 +420,16 @@ def test_who_was_served_elsewhere_is_not_told_of_an_error(tmp_path: Path) -> Non
     queue, target = spool.queue(), spool.queue(LATER)
     spool.put(bytes(100))
     spool.add(b"unreadable")
-    assert queue.memory_items == 1
+    assert queue.backlog.memory_items == 1
     served = waiting_at(queue, target)
     behind: list[object] = []
-    queue.wait(Waiter(ReadMode.PEEK, lambda *_: None, behind.append))
+    queue.waiters.add(Waiter(ReadMode.PEEK, lambda *_: None, behind.append))
     spool.clock.advance(1)
     (tmp_path / "jobs").rename(tmp_path / "~~jobs")
     spool.collection.resume("jobs", Paused.READS)
     assert [type(one) for one in served] == [bytes]
     assert [type(one) for one in behind] == [QueueUnavailable]
-    assert (queue.waiting_readers, target.waiting_readers) == (0, 0)
+    assert (queue.waiters.readers, target.waiters.readers) == (0, 0)
     (tmp_path / "~~jobs").rename(tmp_path / "jobs")
     spool.commit()
     assert spool.drain() == [b"unreadable"]

@@ -99,7 +99,7 @@ def add(collection: QueueCollection, *items: bytes) -> bool:
 def contents(queue: Queue) -> list[bytes]:
     """Take everything off a queue."""
     found = []
-    while (record := queue.remove()) is not None:
+    while (record := queue.line.remove()) is not None:
         found.append(item_data(record))
     return found
 
@@ -190,11 +190,11 @@ def test_nothing_is_written_until_the_cut_succeeds(
             left = (path / NAME).read_bytes()
             assert not add(collection, b"x")
             collection.tick()
-            assert collection.obtain(NAME).failure is not None
+            assert collection.obtain(NAME).writing.failure is not None
             assert not add(collection, b"x")
             assert (path / NAME).read_bytes() == left
         collection.tick()
-        assert collection.obtain(NAME).failure is None
+        assert collection.obtain(NAME).writing.failure is None
         assert add(collection, b"taken")
     with queues(path) as collection:
         assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
@@ -236,7 +236,7 @@ def test_a_queue_in_read_behind_finds_its_items_in_the_new_file(path: Path, toge
         items = [b"%d" % number * 300 for number in range(together * 4)]
         for at in range(0, len(items), together):
             assert add(collection, *items[at : at + together])
-        assert queue.read_behind
+        assert queue.backlog.read_behind
         assert contents(queue) == [b"first", *items]
 
 

@@ -39,7 +39,7 @@ class Spool(LocalQueues):
 
     def delay(self, data: bytes, seconds: float) -> None:
         """Add an item that is due so many seconds from now; without a commit."""
-        assert self.queue().add_delayed(data, self.clock.now() + round(seconds * 1000))
+        assert self.queue().add(data, due=self.clock.now() + round(seconds * 1000))
 
     def begin(self, pieces: int = 1) -> Generator[None, None, int]:
         """Begin a flush; return the rest of it."""
@@ -59,9 +59,9 @@ class Spool(LocalQueues):
 def given_back(queue: Queue, count: int) -> None:
     """Read so many items, and give them back."""
     for _ in range(count):
-        opened = queue.open_read()
+        opened = queue.line.open_read()
         assert opened is not None
-        queue.unremove(opened[0])
+        queue.returns.give_back([opened[0]])
 
 
 def test_each_piece_is_short(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_comes_meanwhile_stays(tmp_path: Path) -> None:
     spool.add(b"new")
     spool.delay(b"later", 2)
     spool.delay(b"at once", 0)
-    spool.queue().unremove(xid)
+    spool.queue().returns.give_back([xid])
     spool.commit()
     assert run_to_end(flush) == MANY + RETRIES + 1
     assert spool.join_all() == [b"open", b"new", b"at once", b"later"]
@@ -193,7 +193,7 @@ def test_retries_whose_time_is_up_meanwhile(tmp_path: Path) -> None:
     xid = spool.open_read()
     flush = queue.flushing()
     next(flush)
-    queue.unremove(xid)
+    queue.returns.give_back([xid])
     spool.commit()
     for _ in range(10):
         spool.advance(1)
@@ -269,12 +269,12 @@ def test_the_memory_of_a_deleted_queue_is_freed_by_the_worker(tmp_path: Path) ->
     spool = Spool(tmp_path)
     spool.add(*(b"%d" % number for number in range(MANY)))
     queue = spool.queue()
-    first = queue.open_read(60)
+    first = queue.line.open_read(60)
     for _ in range(MANY - 1):
-        queue.open_read(60)
+        queue.line.open_read(60)
     spool.commit()
     assert first is not None
-    assert item_data(queue.open[first[0]].item) == b"0"
+    assert item_data(queue.reads.open[first[0]].item) == b"0"
     worker = spool.collection.commits.worker
     worker.free = freed.extend  # type: ignore[method-assign, assignment]
     assert spool.collection.delete("jobs")

@@ -93,34 +93,34 @@ OTHER_TERMS: Final = ReserveTerms(50_000, tag="step:1:0")
 
 def held(queue: Queue) -> None:
     """Open a read."""
-    queue.open_read()
+    queue.line.open_read()
 
 
 def reserved(queue: Queue) -> None:
     """Reserve an item."""
-    queue.reserve(TERMS, 1, 1, 1)
+    queue.reserved.reserve(TERMS, 1, 1, 1)
 
 
 def retrying(queue: Queue) -> None:
     """Open a read, and give it back with a delay."""
-    queue.open_read()
-    queue.give_back(list(queue.open), delay=60)
+    queue.line.open_read()
+    queue.returns.give_back(list(queue.reads.open), delay=60)
 
 
 def aside(queue: Queue) -> None:
     """Set an item aside."""
-    queue.put_aside(queue.backlog.take())
+    queue.reads.put_aside(queue.backlog.take())
 
 
 def leaving(queue: Queue) -> None:
     """Set an item aside that was delivered, and begin to write it for another queue."""
-    queue.open_read()
-    queue.take_over(*queue.open.values(), counted=True).state = LEAVING
+    queue.line.open_read()
+    queue.reads.take_over(*queue.reads.open.values(), counted=True).state = LEAVING
 
 
 def delayed(queue: Queue) -> None:
     """Add an item that is due in a minute."""
-    queue.add_delayed(b"a", queue._clock.now() + 60_000)
+    queue.add(b"a", due=queue.state.clock.now() + 60_000)
 
 
 BEGIN: Final[dict[int, Callable[[Queue], object]]] = {
@@ -136,23 +136,23 @@ BEGIN: Final[dict[int, Callable[[Queue], object]]] = {
 TAKE: Final[dict[int, Callable[[Queue], object]]] = {
     ADD: lambda queue: queue.add(b"a"),
     DELAY: delayed,
-    JOIN: lambda queue: queue._join_next(queue._delayed),  # type: ignore[arg-type]
-    REMOVE: Queue.remove,
-    DROP: lambda queue: queue.drop_taken(queue.backlog.take()),
+    JOIN: lambda queue: queue.adding.join_next(queue.backlog.delayed),  # type: ignore[arg-type]
+    REMOVE: lambda queue: queue.line.remove(),
+    DROP: lambda queue: queue.changes.drop(queue.backlog.take()),
     READ: held,
     PUT_ASIDE: aside,
     RESERVE: reserved,
-    HOLD_BACK: lambda queue: queue.hold_back((queue.hold_head(),)),
-    RENEW: lambda queue: queue.reserve_again(OTHER_TERMS),
-    FINISH: lambda queue: queue.finish(TERMS.tag),
-    RETIRE: lambda queue: queue.retire("step", 1),
+    HOLD_BACK: lambda queue: queue.reads.hold_back((queue.line.hold_head(),)),
+    RENEW: lambda queue: queue.reserved.again(OTHER_TERMS),
+    FINISH: lambda queue: queue.reserved.finish(TERMS.tag),
+    RETIRE: lambda queue: queue.reserved.retire("step", 1),
 }
 END: Final[dict[tuple[int, int], Callable[[Queue, OpenRead, Row], object]]] = {
-    (CONFIRM, NOWHERE): lambda queue, read, _: queue.confirm(read.xid),
-    (CONFIRM_KEPT, NOWHERE): lambda queue, read, _: queue.confirm(read.xid, kept=True),
-    (GIVE_BACK, WAITING): lambda queue, read, row: queue.retry(read, counted=row.counted),
-    (LOSE, RETRYING): lambda queue, read, row: queue.retry(read, 60, counted=row.counted),
-    (LOSE, ASIDE): lambda queue, read, row: queue.take_over(read, counted=row.counted),
+    (CONFIRM, NOWHERE): lambda queue, read, _: queue.reads.confirm(read.xid),
+    (CONFIRM_KEPT, NOWHERE): lambda queue, read, _: queue.reads.confirm(read.xid, kept=True),
+    (GIVE_BACK, WAITING): lambda queue, read, row: queue.reads.retry(read, counted=row.counted),
+    (LOSE, RETRYING): lambda queue, read, row: queue.reads.retry(read, 60, counted=row.counted),
+    (LOSE, ASIDE): lambda queue, read, row: queue.reads.take_over(read, counted=row.counted),
 }
 CASES: Final = [(state, row) for row in LIFE for state in row.states]
 WRITTEN: Final = [one for one in CASES if one[1].records and one[1].event not in {RESTART, FLUSH}]
@@ -194,7 +194,7 @@ def opened(
     if row.event not in IN_ONE_TURN:
         BEGIN[state](spool.queue())
         if state == LEAVING and not row.counted:
-            spool.queue().hold_back(list(spool.queue().open))
+            spool.queue().reads.hold_back(list(spool.queue().reads.open))
         spool.commit()
     return spool, disk
 
@@ -213,7 +213,7 @@ def do(queue: Queue, state: int, row: Row) -> None:
     if row.event in TAKE:
         TAKE[row.event](queue)
         return
-    (read,) = queue.open.values()
+    (read,) = queue.reads.open.values()
     if state == LEAVING and row.event != CONFIRM:
         queue.reads.forget_aside(read)
     END[row.event, row.next](queue, read, row)
@@ -221,8 +221,8 @@ def do(queue: Queue, state: int, row: Row) -> None:
 
 def state_of(queue: Queue) -> int:
     """Return what has become of the item."""
-    if queue.open:
-        (read,) = queue.open.values()
+    if queue.reads.open:
+        (read,) = queue.reads.open.values()
         return read.state
     if queue.delayed_items:
         return DELAYED
@@ -231,7 +231,7 @@ def state_of(queue: Queue) -> int:
 
 def waiting_in(queue: Queue) -> list[bytes]:
     """Return the items that wait."""
-    return [item_data(one) for one in queue.browse(9)]
+    return [item_data(one) for one in queue.backlog.browse(9)]
 
 
 def told_by_dump(path: Path) -> list[str]:
@@ -303,11 +303,11 @@ def test_a_row_is_done(tmp_path: Path, state: int, row: Row, dialect: str) -> No
     assert state_of(queue) == row.next
     spool.commit()
     assert state_of(queue) == row.next
-    for read in queue.open.values():
+    for read in queue.reads.open.values():
         assert read.is_counted == row.counted
     if row.next == WAITING and state not in {NOWHERE, DELAYED}:
         assert waiting_in(queue) == [b"a", b"b"]
-        assert [item_deliveries(one) for one in queue.browse(9)] == [row.counted, 0]
+        assert [item_deliveries(one) for one in queue.backlog.browse(9)] == [row.counted, 0]
     check_journal(disk.path, row, before, dialect)
     spool.close()
 
@@ -404,12 +404,12 @@ def test_a_flush(tmp_path: Path, state: int, row: Row) -> None:
 def test_a_restart(tmp_path: Path, state: int, row: Row) -> None:
     """The first write says what it has done."""
     spool, disk = opened(tmp_path, state, row)
-    (read,) = spool.queue().open.values()
+    (read,) = spool.queue().reads.open.values()
     spool.restart()
     before = (disk.path / "jobs").read_bytes()
     assert state_of(spool.queue()) == row.next
-    assert [item_deliveries(one) for one in spool.queue().browse(9)] == [read.is_counted, 0]
-    spool.queue().write_now()
+    assert [item_deliveries(one) for one in spool.queue().backlog.browse(9)] == [read.is_counted, 0]
+    spool.queue().writing.write_now()
     check_journal(disk.path, row._replace(counted=read.is_counted), before)
     spool.close()
 

@@ -34,7 +34,7 @@ class Spool(LocalQueues):
     def held(self) -> tuple[int, int, bool]:
         """Return items and bytes in memory, and whether there are others."""
         queue = self.queue()
-        return queue.memory_items, queue.backlog.memory_bytes, queue.read_behind
+        return queue.backlog.memory_items, queue.backlog.memory_bytes, queue.backlog.read_behind
 
 
 def test_memory_holds_less_at_once(tmp_path: Path) -> None:
@@ -42,19 +42,19 @@ def test_memory_holds_less_at_once(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.grow(50)
     assert spool.shrink(10) == list(range(10))
-    opened = spool.queue().open_read()
+    opened = spool.queue().line.open_read()
     assert opened is not None
     spool.commit()
     spool.lower(200)
     assert spool.held() == (20, 200, True)
-    assert (len(spool.queue()), spool.queue().size) == (39, 390)
+    assert (len(spool.queue()), spool.queue().backlog.size) == (39, 390)
     spool.grow(10)
     spool.lower(55)
     assert spool.held() == (5, 50, True)
-    assert spool.queue().unremove(opened[0])
+    assert spool.queue().returns.give_back([opened[0]])
     spool.commit()
     assert spool.shrink(50) == list(range(10, 60))
-    assert spool.queue().remove() is None
+    assert spool.queue().line.remove() is None
     spool.close()
 
 
@@ -78,14 +78,14 @@ def test_the_queue_goes_on_meanwhile(
     worker = HeldWorker()
     spool = Spool(tmp_path, worker)
     spool.grow(20)
-    reads = [spool.queue().open_read() for _ in range(2)]
+    reads = [spool.queue().line.open_read() for _ in range(2)]
     spool.commit()
     spool.lower(50)
     assert spool.queue().backlog.memory_bytes == 180
     numbers = spool.shrink(taken)
     spool.grow(added)
     given_back = [read[0] for read in reads if read is not None]
-    assert spool.queue().give_back(given_back) == 2
+    assert spool.queue().returns.give_back(given_back) == 2
     spool.commit()
     while worker.step():
         spool.commit()
@@ -126,10 +126,10 @@ def test_reads_that_come_and_go_meanwhile(
     spool.lower(50)
     reads = [spool.open_read() for _ in range(20)]
     spool.grow(5)
-    assert spool.queue().give_back(reads) == 20
+    assert spool.queue().returns.give_back(reads) == 20
     spool.commit()
     for xid in reversed([spool.open_read() for _ in range(again)]):
-        assert spool.queue().unremove(xid)
+        assert spool.queue().returns.give_back([xid])
         spool.commit()
     assert spool.held() == (25, 250, False)
     while worker.step():

@@ -31,8 +31,8 @@ def test_readers_find_a_queue_empty_whose_reads_are_paused(
     """In every mode; the items stay, and come in order after the resume."""
     assert spool.collection.pause("jobs", operations)
     queue = spool.queue()
-    assert [queue.take_as(mode) for mode in ReadMode] == [(None, 0)] * len(ReadMode)
-    assert (len(queue), queue.reads_paused) == (2, True)
+    assert [queue.line.take_as(mode) for mode in ReadMode] == [(None, 0)] * len(ReadMode)
+    assert (len(queue), queue.checks.limits.reads_paused) == (2, True)
     spool.collection.resume("jobs", Paused.READS)
     assert spool.drain() == [b"one", b"two"]
 
@@ -47,10 +47,10 @@ def test_a_reader_that_waits_is_served_after_the_resume(spool: LocalQueues) -> N
 
     queue = spool.queue()
     for _ in range(2):
-        queue.wait(Waiter(ReadMode.REMOVE, serve, lambda error: pytest.fail(str(error))))
+        queue.waiters.add(Waiter(ReadMode.REMOVE, serve, lambda error: pytest.fail(str(error))))
     spool.collection.pause("jobs", Paused.READS)
     spool.add(b"first", b"second")
-    assert (served, queue.waiting_readers) == ([], 2)
+    assert (served, queue.waiters.readers) == ([], 2)
     spool.collection.resume("jobs", Paused.ALL)
     spool.commit()
     assert (served, len(queue)) == ([b"first", b"second"], 0)
@@ -62,7 +62,7 @@ def test_adding_to_a_queue_whose_writes_are_paused_is_refused(spool: LocalQueues
     with pytest.raises(QueueUnavailable, match="queue jobs is paused for writes"):
         spool.queue().add(b"three")
     assert spool.queue().refusals.paused == 1
-    assert spool.queue().writes_paused
+    assert spool.queue().checks.limits.writes_paused
     assert not spool.queue().has_room(1)
     assert spool.drain() == [b"one", b"two"]
 
@@ -71,8 +71,8 @@ def test_open_reads_can_be_ended_while_all_is_paused(spool: LocalQueues) -> None
     """Confirmed or given back."""
     first, second = spool.open_read(), spool.open_read()
     spool.collection.pause("jobs", Paused.ALL)
-    assert spool.queue().confirm(first)
-    assert spool.queue().unremove(second)
+    assert spool.queue().reads.confirm(first)
+    assert spool.queue().returns.give_back([second])
     spool.commit()
     spool.collection.resume("jobs", Paused.ALL)
     assert spool.drain() == [b"two"]
@@ -100,10 +100,10 @@ def test_expired_items_wait_for_a_paused_target(tmp_path: Path) -> None:
     spool.add(b"old", expiry=spool.clock.now() + 10)
     spool.clock.advance(1)
     spool.collection.sweep()
-    assert (spool.queue().set_aside, len(spool.queue("late"))) == (1, 0)
+    assert (spool.queue().reads.items_aside, len(spool.queue("late"))) == (1, 0)
     spool.collection.resume("late", Paused.WRITES)
     spool.collection.sweep()
-    assert (spool.queue().set_aside, spool.items("late")) == (0, [b"old"])
+    assert (spool.queue().reads.items_aside, spool.items("late")) == (0, [b"old"])
     spool.close()
 
 
@@ -140,11 +140,11 @@ def test_what_is_paused_survives_a_restart_and_new_settings(spool: LocalQueues) 
 
 def test_a_queue_without_checks_checks_nothing_after_the_resume(spool: LocalQueues) -> None:
     """The pause costs nothing while nothing is paused."""
-    before = spool.queue()._needs_checks
+    before = spool.queue().checks.mask > 0
     spool.collection.pause("jobs", Paused.ALL)
-    during = spool.queue()._needs_checks
+    during = spool.queue().checks.mask > 0
     spool.collection.resume("jobs", Paused.ALL)
-    assert (before, during, spool.queue()._needs_checks) == (False, True, False)
+    assert (before, during, spool.queue().checks.mask > 0) == (False, True, False)
 
 
 def test_a_paused_queue_is_not_deleted_for_its_age(tmp_path: Path) -> None:

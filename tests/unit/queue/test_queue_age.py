@@ -27,15 +27,15 @@ def test_age_is_of_the_last_item_that_was_read(tmp_path: Path, read: str) -> Non
     assert not collection.commits.commit()
     assert queue.age == 0
     if read == "remove":
-        queue.remove()
+        queue.line.remove()
     else:
-        opened = queue.open_read()
+        opened = queue.line.open_read()
         assert opened is not None
         if read == "confirm another":
             assert not collection.commits.commit()
             clock.advance(1)
         if read != "open":
-            queue.confirm(opened[0])
+            queue.reads.confirm(opened[0])
     assert not collection.commits.commit()
     assert queue.age == 3000
     collection.close()
@@ -55,11 +55,11 @@ def test_age_is_that_of_a_fetch_only(tmp_path: Path) -> None:
     for _ in range(3):
         queue.add(b"y")
     assert not collection.commits.commit()
-    assert (queue.expired_items, queue.discarded, queue.age) == (1, 2, 0)
+    assert (queue.counts.expired_items, queue.adding.discarded, queue.age) == (1, 2, 0)
     clock.advance(2)
-    opened = queue.open_read()
+    opened = queue.line.open_read()
     assert opened is not None
-    queue.unremove(opened[0])
+    queue.returns.give_back([opened[0]])
     queue.add(b"z")
     assert not collection.commits.commit()
     assert queue.age == 2000
@@ -81,11 +81,11 @@ def test_nothing_is_looked_for_in_time_once_all_has_expired(
     has_work = [queue.has_background_work]
     clock.advance(2)
     if by_reading:
-        assert queue.remove() is None
+        assert queue.line.remove() is None
     else:
         collection.sweep()
     assert not collection.commits.commit()
-    assert queue.expired_items == 3
+    assert queue.counts.expired_items == 3
     collection.sweep()
     has_work.append(queue.has_background_work)
     assert has_work == [True, False]
@@ -118,15 +118,15 @@ def test_an_old_queue_stays_while_a_tag_is_done(tmp_path: Path) -> None:
     """Its reader may ask again whether it has finished it; when it is retired, the queue goes."""
     queues = LocalQueues(queue_settings(tmp_path, max_queue_age=5))
     queues.add(b"x")
-    assert queues.queue().reserve(ReserveTerms(60_000, tag="sink:1:0"), 7, 1, 1000)
-    assert queues.queue().finish("sink:1:0") == 1
+    assert queues.queue().reserved.reserve(ReserveTerms(60_000, tag="sink:1:0"), 7, 1, 1000)
+    assert queues.queue().reserved.finish("sink:1:0") == 1
     queues.commit()
     for _ in range(2):
         queues.advance(10)
         queues.collection.sweep()
-        assert queues.queue().finish("sink:1:0") == 1
+        assert queues.queue().reserved.finish("sink:1:0") == 1
         queues.restart()
-    assert queues.queue().retire("sink", 1) == 1
+    assert queues.queue().reserved.retire("sink", 1) == 1
     queues.commit()
     queues.collection.sweep()
     assert queues.collection.queues == {}

@@ -40,7 +40,7 @@ class Fixture(LocalQueues):
 
     def confirm_head(self) -> None:
         """Take the head off, in two steps."""
-        assert self.queue().confirm(self.open_read())
+        assert self.queue().reads.confirm(self.open_read())
         self.commit()
 
 
@@ -80,11 +80,11 @@ def test_an_item_that_is_given_back_expires(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path)
     fixture.add(b"old", expiry=fixture.clock.now() + 1000)
     xid = fixture.open_read()
-    assert fixture.queue().remove() is None
+    assert fixture.queue().line.remove() is None
     fixture.clock.step(5000)
-    fixture.queue().unremove(xid)
+    fixture.queue().returns.give_back([xid])
     fixture.commit()
-    assert fixture.queue().remove() is None
+    assert fixture.queue().line.remove() is None
     fixture.close()
 
 
@@ -94,10 +94,10 @@ def test_an_item_that_is_taken_back_expires(tmp_path: Path) -> None:
     fixture.add(b"old", expiry=fixture.clock.now() + 1000)
     fixture.disk.break_steps("append")
     fixture.clock.step(5000)
-    assert fixture.queue().remove() is None
+    assert fixture.queue().line.remove() is None
     assert fixture.collection.commits.commit()
     fixture.disk.mend()
-    assert fixture.queue().remove() is None
+    assert fixture.queue().line.remove() is None
     fixture.close()
 
 
@@ -110,10 +110,10 @@ def test_a_read_that_could_not_be_given_back_keeps_its_xid(tmp_path: Path) -> No
     fixture.add(b"x")
     fixture.confirm_head()
     fixture.disk.break_steps("append")
-    fixture.queue().unremove(xid)
+    fixture.queue().returns.give_back([xid])
     assert fixture.collection.commits.commit()
     fixture.disk.mend()
-    fixture.queue().unremove(xid)
+    fixture.queue().returns.give_back([xid])
     fixture.commit()
     fixture.confirm_head()
     fixture.close()
@@ -125,11 +125,11 @@ def test_a_read_that_could_not_be_opened_never_was(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path)
     fixture.add(b"x", b"y")
     fixture.disk.break_steps("append")
-    opened = fixture.queue().open_read()
+    opened = fixture.queue().line.open_read()
     assert opened is not None
     assert fixture.collection.commits.commit()
     fixture.disk.mend()
-    assert (fixture.items(), fixture.queue().open_reads) == ([b"x", b"y"], 0)
+    assert (fixture.items(), fixture.queue().reads.held) == ([b"x", b"y"], 0)
     assert fixture.open_read() == opened[0]
     fixture.close()
 
@@ -140,11 +140,11 @@ def test_a_read_that_could_not_be_confirmed_is_open_again(tmp_path: Path) -> Non
     fixture.add(b"x")
     xid = fixture.open_read()
     fixture.disk.break_steps("append")
-    assert fixture.queue().confirm(xid)
+    assert fixture.queue().reads.confirm(xid)
     assert fixture.collection.commits.commit()
     fixture.disk.mend()
-    assert fixture.queue().open_reads == 1
-    assert fixture.queue().confirm(xid)
+    assert fixture.queue().reads.held == 1
+    assert fixture.queue().reads.confirm(xid)
     fixture.commit()
     fixture.close()
     assert items_on_disk(tmp_path / "queues") == []
@@ -157,7 +157,7 @@ def test_what_follows_a_failed_write_in_the_same_turn_is_not_done(tmp_path: Path
     fixture.disk.break_steps("append")
     queue.add(b"refused")
     with pytest.raises(JournalError):
-        queue.write_now()
+        queue.writing.write_now()
     fixture.disk.mend()
     queue.add(b"refused, too")
     assert list(fixture.collection.commits.commit()) == [queue]
@@ -205,15 +205,15 @@ def test_a_failure_that_lasts_is_logged_once(
     fixture.disk.break_steps()
     fixture.queue().add(b"refused")
     assert fixture.collection.commits.commit()
-    failure = str(fixture.queue().failure)
+    failure = str(fixture.queue().writing.failure)
     for _ in range(3):
         fixture.clock.advance(1)
         fixture.collection.tick()
-    assert caplog.messages == [failure] == [str(fixture.queue().failure)]
+    assert caplog.messages == [failure] == [str(fixture.queue().writing.failure)]
     fixture.disk.mend()
     fixture.clock.advance(1)
     fixture.collection.tick()
-    assert fixture.queue().failure is None
+    assert fixture.queue().writing.failure is None
     fixture.close()
 
 

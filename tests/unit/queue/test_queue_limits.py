@@ -40,7 +40,7 @@ def stored(path: Path, settings: dict[str, object]) -> list[tuple[bytes, bool]]:
     for data in (b"a1", b"a2", b"a3"):
         queue.add(data)
     assert not collection.commits.commit()
-    found = [(item_data(record), item_expiry(record) > 0) for record in queue.browse(9)]
+    found = [(item_data(record), item_expiry(record) > 0) for record in queue.backlog.browse(9)]
     collection.close()
     return found
 
@@ -81,9 +81,9 @@ def test_the_newest_item_is_taken_though_it_alone_is_too_much(tmp_path: Path) ->
         queue_settings(tmp_path, max_size=6, max_memory_size=4, discard_old_when_full=True)
     )
     spool.add(b"a1", b"a2", b"a3")
-    assert spool.queue().read_behind
+    assert spool.queue().backlog.read_behind
     spool.add(b"7 bytes")
-    assert (spool.items(), spool.queue().discarded) == ([b"7 bytes"], 3)
+    assert (spool.items(), spool.queue().adding.discarded) == ([b"7 bytes"], 3)
     spool.close()
 
 
@@ -106,7 +106,7 @@ def test_very_many_old_items_are_dropped_a_part_at_a_time(
     assert len(spool.queue()) == 3001
     spool.collection.sweep()
     spool.commit()
-    assert spool.queue().discarded == 5001 - len(left)
+    assert spool.queue().adding.discarded == 5001 - len(left)
     assert not spool.queue().has_background_work
     for _ in range(2):
         assert spool.items() == left
@@ -143,11 +143,11 @@ def test_readers_that_wait_when_others_may_read_are_refused(tmp_path: Path) -> N
         taken.append(record)
 
     for one in (queue, queue, other):
-        one.wait(Waiter(ReadMode.REMOVE, serve, lambda error: errors.append(str(error))))
+        one.waiters.add(Waiter(ReadMode.REMOVE, serve, lambda error: errors.append(str(error))))
     queue.configure(QueueConfig(allowed_client_ids_for_dequeue=["a"]))
     other.configure(QueueConfig(max_items=5))
     assert errors == ["who may read jobs has changed"] * 2
-    assert (queue.waiting_readers, other.waiting_readers, taken) == (0, 1, [])
+    assert (queue.waiters.readers, other.waiters.readers, taken) == (0, 1, [])
     assert queue.refusals.forbidden == 2
     collection.close()
 
@@ -162,10 +162,10 @@ def test_a_reader_that_is_cancelled_while_another_is_refused(tmp_path: Path) -> 
 
     def fail(error: Exception) -> None:
         errors.append(str(error))
-        queue.cancel_wait(second)
+        queue.waiters.cancel(second)
 
-    queue.wait(Waiter(ReadMode.REMOVE, lambda *_: None, fail))
-    queue.wait(second)
+    queue.waiters.add(Waiter(ReadMode.REMOVE, lambda *_: None, fail))
+    queue.waiters.add(second)
     queue.configure(QueueConfig(allowed_client_ids_for_dequeue=["a"]))
     assert len(errors) == 1
     assert queue.refusals.forbidden == 1

@@ -91,7 +91,7 @@ def test_a_change_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with looks_at(tmp_path, monkeypatch) as queues:
         queues.put("b")
         assert queues.looks() == ["b"]
-        queues.collection.queues["c"].remove()  # not committed yet
+        queues.collection.queues["c"].line.remove()  # not committed yet
         assert queues.looks() == ["c"]
         assert queues.looks() == ["c"]  # it could do nothing before the commit
         assert queues.looks() == []
@@ -107,7 +107,7 @@ def test_what_expires_is_swept_until_it_has(
 ) -> None:
     """The others are not."""
     with looks_at(tmp_path, monkeypatch) as queues:
-        queues.collection.queues["a"].remove()
+        queues.collection.queues["a"].line.remove()
         queues.put("a", expires_in=3500)
         assert queues.looks() == ["a", "swept a"]
         assert queues.looks() == []
@@ -134,11 +134,11 @@ def test_a_queue_that_fails_is_tried_again(
             assert sync_now(queue)
         for _ in range(3):
             assert queues.looks() == ["b"]
-            assert queue.failure is not None or queue.upkeep_waits
+            assert queue.writing.failure is not None or queue.upkeep_waits
         queues.directory.mend()
         for _ in range(70):  # a failed step of the upkeep waits for a minute
             queues.looks()
-        assert queue.failure is None
+        assert queue.writing.failure is None
         assert queues.looks() == []
 
 
@@ -153,7 +153,7 @@ def test_work_in_another_thread_is_followed(
         queue.configure(QueueConfig(default_journal_size=100))
         for _ in range(20):
             queue.add(b"x" * 50)
-            queue.remove()
+            queue.line.remove()
             queues.collection.commits.commit()
         assert len(worker) == 1
         for _ in range(3):
@@ -168,18 +168,18 @@ def test_what_depends_on_time_is_looked_at(tmp_path: Path, monkeypatch: pytest.M
     """An empty queue that is to be deleted, producers to be forgotten, items that are delayed."""
     with looks_at(tmp_path, monkeypatch) as queues:
         queues.configure(max_queue_age="10s")
-        queues.collection.queues["a"].remove()
+        queues.collection.queues["a"].line.remove()
         queues.collection.commits.commit()
         for _ in range(15):
             queues.looks()
         assert "a" not in queues.collection.queues
         queues.configure(producer_ttl="2s")
-        queues.collection.obtain("a").add_once(b"x", PutMark(b"p", 1))
+        queues.collection.obtain("a").add(b"x", mark=PutMark(b"p", 1))
         queues.collection.commits.commit()
         for _ in range(15):
             queues.looks()
         assert not len(queues.collection.queues["a"].backlog.producers)
-        queues.collection.queues["b"].add_delayed(b"x", queues.clock.now() + 1500)
+        queues.collection.queues["b"].add(b"x", due=queues.clock.now() + 1500)
         queues.collection.commits.commit()
         assert "b" in queues.looks()
         queues.looks()
@@ -194,15 +194,15 @@ def test_what_is_not_due_is_left_alone(
     hour = 3_600_000
     with looks_at(tmp_path, monkeypatch) as queues:
         now, queue = queues.clock.now(), queues.collection.queues["a"]
-        queue.remove()
+        queue.line.remove()
         match what:
             case "expires":
                 queue.add(b"x", now + hour)
             case "is delayed":
-                queue.add_delayed(b"x", now + hour)
+                queue.add(b"x", due=now + hour)
             case "has a mark":
                 queues.configure(producer_ttl="1h")
-                queue.add_once(b"x", PutMark(b"p", 1))
+                queue.add(b"x", mark=PutMark(b"p", 1))
             case _:
                 queues.configure(max_queue_age="1h")
         queues.collection.commits.commit()
@@ -227,7 +227,7 @@ def test_a_clock_that_is_set_back_delays_nothing_more(
 ) -> None:
     """What expires at a time of the wall clock is looked at when the clock shows it, not before."""
     with looks_at(tmp_path, monkeypatch) as queues:
-        queues.collection.queues["a"].remove()
+        queues.collection.queues["a"].line.remove()
         queues.put("a", expires_in=10_000)
         queues.looks()
         queues.clock.step(-60_000)

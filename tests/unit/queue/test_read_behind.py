@@ -20,10 +20,10 @@ def test_what_was_added_in_a_turn_can_be_taken_in_it(tmp_path: Path) -> None:
     items = [b"%d" % number * 60 for number in range(5)]
     for data in items:
         queue.add(data)
-    assert queue.read_behind
-    taken = [queue.remove() for _ in items]
+    assert queue.backlog.read_behind
+    taken = [queue.line.remove() for _ in items]
     assert [record and record[-60:] for record in taken] == items
-    assert queue.remove() is None
+    assert queue.line.remove() is None
     spool.commit()
     spool.close()
     assert items_on_disk(tmp_path) == []
@@ -34,7 +34,7 @@ def test_what_memory_holds_is_served_though_the_rest_cannot_be_read(tmp_path: Pa
     spool = LocalQueues(queue_settings(tmp_path, max_memory_size=1000))
     items = [b"%02d" % number * 50 for number in range(30)]
     spool.add(*items)
-    held = spool.queue().memory_items
+    held = spool.queue().backlog.memory_items
     assert 5 < held < 30
     files = [file for file in tmp_path.iterdir() if file.name.startswith("jobs")]
     for file in files:
@@ -56,7 +56,7 @@ def test_damage_that_came_after_the_start_is_found(tmp_path: Path) -> None:
     items = [b"%02d" % number * 50 for number in range(30)]
     spool.add(*items)
     spool.restart()
-    held = spool.queue().memory_items
+    held = spool.queue().backlog.memory_items
     for file in tmp_path.glob("jobs*"):
         file.write_bytes(b"\x77" * file.stat().st_size)
     assert [spool.take() for _ in range(held)] == items[:held]
@@ -75,7 +75,7 @@ def large_queue(path: Path) -> tuple[LocalQueues, HeldWorker, list[bytes]]:
     spool.add(*items)
     reader = HeldWorker()
     spool.collection.commits.writer = reader
-    assert spool.queue().memory_items == 1
+    assert spool.queue().backlog.memory_items == 1
     return spool, reader, items
 
 
@@ -83,16 +83,16 @@ def test_a_thread_reads_a_large_head(tmp_path: Path) -> None:
     """Whoever can wait waits for it; what is at the head then is taken as ever."""
     spool, reader, items = large_queue(tmp_path)
     queue = spool.queue()
-    assert (queue.is_settled, spool.take()) == (True, items[0])
+    assert (queue.line.is_settled, spool.take()) == (True, items[0])
     for data in items[1:]:
-        assert not queue.memory_items
+        assert not queue.backlog.memory_items
         for _ in range(2):  # however often it is asked
-            assert (queue.is_settled, queue.settle()) == (False, False)
+            assert (queue.line.is_settled, queue.line.settle()) == (False, False)
         assert len(reader) == 1
         reader.step()
-        assert queue.settle()
-        assert (queue.is_settled, spool.take()) == (True, data)
-    assert (queue.is_settled, len(reader), spool.take()) == (True, 0, None)
+        assert queue.line.settle()
+        assert (queue.line.is_settled, spool.take()) == (True, data)
+    assert (queue.line.is_settled, len(reader), spool.take()) == (True, 0, None)
     spool.close()
 
 
@@ -102,7 +102,7 @@ def test_what_a_thread_read_is_not_the_head_any_more(tmp_path: Path, meanwhile: 
     spool, reader, items = large_queue(tmp_path)
     queue, left = spool.queue(), items[1:]
     assert spool.take() == items[0]
-    assert not queue.settle()
+    assert not queue.line.settle()
     match meanwhile:
         case "taken":
             assert spool.take() == left.pop(0)  # by one that cannot wait
@@ -116,7 +116,7 @@ def test_what_a_thread_read_is_not_the_head_any_more(tmp_path: Path, meanwhile: 
             left = []
     reader.step()
     for data in left:
-        while not spool.queue().settle():
+        while not spool.queue().line.settle():
             reader.step()
         assert spool.take() == data
     assert spool.take() is None
@@ -137,14 +137,14 @@ def test_a_large_head_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "pread", pread_little)
     for _ in range(2):
-        assert not queue.settle()
+        assert not queue.line.settle()
         reader.step()
         with pytest.raises(QueueUnavailable, match=r"queue jobs cannot be read: .*Input/output"):
-            queue.settle()
+            queue.line.settle()
     monkeypatch.undo()
-    assert not queue.settle()
+    assert not queue.line.settle()
     reader.step()
-    assert queue.settle()
+    assert queue.line.settle()
     assert spool.take() == items[1]
     spool.close()
 
@@ -155,7 +155,7 @@ def test_a_file_that_another_program_cut_short(tmp_path: Path) -> None:
     items = [b"%02d" % number * 50 for number in range(50)]
     spool.add(*items)
     rotated = max(tmp_path.glob("jobs.*"))
-    held = spool.queue().memory_items
+    held = spool.queue().backlog.memory_items
     whole = rotated.read_bytes()
     os.truncate(rotated, len(whole) // 2 + 7)
     found: list[bytes | None] = []
@@ -178,7 +178,7 @@ def test_a_file_that_another_program_emptied(tmp_path: Path) -> None:
     spool = LocalQueues(queue_settings(tmp_path, max_memory_size=1000))
     items = [b"%02d" % number * 50 for number in range(30)]
     spool.add(*items)
-    held = spool.queue().memory_items
+    held = spool.queue().backlog.memory_items
     for file in tmp_path.glob("jobs*"):
         os.truncate(file, 0)
     assert [spool.take() for _ in range(held)] == items[:held]
@@ -186,5 +186,5 @@ def test_a_file_that_another_program_emptied(tmp_path: Path) -> None:
         with pytest.raises(QueueUnavailable, match="fewer items on disk than were counted"):
             spool.take()
     with pytest.raises(QueueUnavailable, match="fewer items on disk than were counted"):
-        spool.queue().peek()
+        spool.queue().line.peek()
     spool.close()

@@ -55,7 +55,7 @@ def test_nothing_is_refused_for_items_that_have_expired(tmp_path: Path) -> None:
     spool.reload(queue_settings(tmp_path, max_expire_sweep=1, max_items=1))
     spool.clock.advance(2)
     spool.add(b"new")
-    assert (spool.items(), spool.queue().expired_items) == ([b"new"], 1100)
+    assert (spool.items(), spool.queue().counts.expired_items) == ([b"new"], 1100)
     assert counts(spool.queue().refusals) == {}
     spool.close()
 
@@ -67,7 +67,10 @@ def test_a_child_counts_what_it_refuses_itself(tmp_path: Path) -> None:
     child = spool.queue("jobs+audit")
     child.configure(child.config.model_copy(update={"max_items": 0}))
     spool.add(b"one")
-    assert (counts(child.refusals), counts(spool.queue().refusals)) == ({"full_items": 1}, {})
+    assert (counts(child.refusals), counts(spool.queue().refusals)) == (
+        {"full_items": 1},
+        {},
+    )
     spool.close()
 
 
@@ -92,7 +95,7 @@ def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
     queue = spool.queue()
     directory.break_steps("append")
     queue.add(b"three")
-    queue.remove()
+    queue.line.remove()
     assert list(spool.collection.commits.commit()) == [queue]
     assert counts(queue.refusals) == {"failed": 2}
     directory.mend()
@@ -114,22 +117,22 @@ def test_a_short_disk_takes_no_items(tmp_path: Path, name: str) -> None:
     collection.disk_space.total, least = 1 << 30, collection.config.min_free_disk
     collection.disk_space.free = least - 1
     collection.look_at_disk()
-    read = queue.open_read()
+    read = queue.line.open_read()
     assert read is not None
-    for add in (queue.add, lambda data: queue.add_delayed(data, spool.clock.now() + 1000)):
+    for add in (queue.add, lambda data: queue.add(data, due=spool.clock.now() + 1000)):
         with pytest.raises(QueueUnavailable, match="less room than min_free_disk"):
             add(b"three")
     assert not queue.has_room(1)
-    queue.confirm(read[0])
+    queue.reads.confirm(read[0])
     assert not spool.collection.commits.commit()
     assert (queue.refusals.disk, queue.refusals.failed) == (2, 0)
-    assert "min_free_disk" in str(queue.problem)
+    assert "min_free_disk" in str(queue.writing.problem)
     collection.disk_space.free = least
     collection.look_at_disk()
     collection.tick()
-    assert queue.is_failing
+    assert queue.writing.is_failing
     spool.add(b"three", name=name)
-    assert (queue.is_failing, queue.problem) == (False, None)
+    assert (queue.writing.is_failing, queue.writing.problem) == (False, None)
     assert spool.items(name)[-2:] == [b"two", b"three"]
     spool.close()
 
@@ -158,13 +161,13 @@ def test_a_queue_whose_add_found_no_room_fails_until_one_is_stored(tmp_path: Pat
     queue.add(b"three")
     assert list(spool.collection.commits.commit()) == [queue]
     directory.mend()
-    queue.remove()
+    queue.line.remove()
     assert not spool.collection.commits.commit()
     spool.collection.tick()
-    assert (queue.failure, queue.is_failing) == (None, True)
-    assert "No space left" in str(queue.problem)
+    assert (queue.writing.failure, queue.writing.is_failing) == (None, True)
+    assert "No space left" in str(queue.writing.problem)
     spool.add(b"four")
-    assert (queue.is_failing, queue.problem) == (False, None)
+    assert (queue.writing.is_failing, queue.writing.problem) == (False, None)
     assert spool.items() == [b"two", b"four"]
     spool.close()
 

@@ -47,7 +47,7 @@ class Spool(LocalQueues):
     def rewrite(self, name: str = "jobs") -> None:
         """Rewrite the journal of a queue now."""
         queue = self.queue(name)
-        queue.write_now()
+        queue.writing.write_now()
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
 
@@ -359,7 +359,7 @@ def test_a_waiting_reader_is_served(tmp_path: Path) -> None:
         lambda record, _: served.append(record),
         lambda error: pytest.fail(str(error)),
     )
-    queues.queue().wait(waiter)
+    queues.queue().waiters.add(waiter)
     for _ in range(2):
         assert queues.once(b"a", 1)
     assert [item_data(record) for record in served if record is not None] == [b"a"]

@@ -27,7 +27,7 @@ from kestrelmq.journal.open_read import Reservation, ReserveTerms
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.queue.changes import ReadsChanged
-from kestrelmq.queue.queue import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
+from kestrelmq.queue.reserving import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
@@ -60,7 +60,7 @@ class Spool(LocalQueues):
     ) -> Reservation | None:
         """Reserve items, and commit."""
         self.nonce += 1
-        reservation = self.queue(name).reserve(terms, self.nonce, most, 1 << 20)
+        reservation = self.queue(name).reserved.reserve(terms, self.nonce, most, 1 << 20)
         if commits:
             self.commit()
         return reservation
@@ -74,30 +74,30 @@ class Spool(LocalQueues):
     def again(self, terms: ReserveTerms = TAGGED) -> list[tuple[int, int, bytes, int]] | None:
         """Repeat a reserve with a tag, and commit; return xids, nonce, items and deliveries."""
         queue = self.queue()
-        reservation = queue.reserve_again(terms)
+        reservation = queue.reserved.again(terms)
         self.commit()
         if reservation is None:
             return None
         return [
             (xid, reservation.nonce, item_data(record), item_deliveries(record) + 1)
-            for xid, record in zip(*queue.reserved_reads(reservation), strict=True)
+            for xid, record in zip(*queue.reserved.reads_of(reservation), strict=True)
         ]
 
     def found(self, reads: list[tuple[int, int]]) -> list[int]:
         """Return the xids of reads that are reserved."""
-        return list(self.queue().find_reserved([(nonce, (xid,)) for xid, nonce in reads]))
+        return list(self.queue().reserved.find([(nonce, (xid,)) for xid, nonce in reads]))
 
     def finish(self, reads: list[tuple[int, int]]) -> int:
         """Confirm reads, and commit; return how many were reserved."""
         xids = self.found(reads)
         for xid in xids:
-            assert self.queue().confirm(xid)
+            assert self.queue().reads.confirm(xid)
         self.commit()
         return len(xids)
 
     def release(self, reads: list[tuple[int, int]], **how: Any) -> int:
         """Give reads back, and commit; return how many were reserved."""
-        count = self.queue().give_back(self.found(reads), **how)
+        count = self.queue().returns.give_back(self.found(reads), **how)
         self.commit()
         return count
 
@@ -121,7 +121,7 @@ class Spool(LocalQueues):
 
 def counts(spool: LocalQueues, name: str = "jobs") -> list[int]:
     """Return how often the waiting items were handed out."""
-    return [item_deliveries(record) for record in spool.queue(name).browse(100)]
+    return [item_deliveries(record) for record in spool.queue(name).backlog.browse(100)]
 
 
 @pytest.mark.parametrize("dialect", ["documented", "kestrel-2"])
@@ -137,12 +137,12 @@ def test_a_kill_leaves_them_open(tmp_path: Path, dialect: str, *, rewritten: boo
     for _ in range(2):
         spool.kill()
         assert spool.items() == [b"c", b"d"]
-        assert spool.queue().open_reads == 2
+        assert spool.queue().reads.held == 2
     assert spool.finish([reads[0], reads[0], (reads[1][0], 99), (77, reads[0][1])]) == 1
     assert spool.release(reads) == 1
     spool.kill()
     assert spool.items() == [b"b", b"c", b"d"]
-    assert spool.queue().open_reads == 0
+    assert spool.queue().reads.held == 0
     assert counts(spool) == [1, 1, 0]
     spool.close()
 
@@ -171,15 +171,15 @@ def test_a_lease_is_extended(tmp_path: Path) -> None:
     queue = spool.queue()
     size = queue.journal.size
     spool.pass_time(5)
-    queue.extend_leases(spool.found(reads[1:2]), 10)
-    queue.extend_leases(spool.found(reads[2:]), 1)
+    queue.reads.extend_leases(spool.found(reads[1:2]), 10)
+    queue.reads.extend_leases(spool.found(reads[2:]), 1)
     spool.pass_time(1)
     assert spool.items() == [b"c"]
     spool.pass_time(4)
     assert spool.items() == [b"a", b"c"]
-    queue.extend_leases(spool.found(reads), 100)
+    queue.reads.extend_leases(spool.found(reads), 100)
     spool.pass_time(99)
-    assert (spool.items(), queue.open_reads) == ([b"a", b"c"], 1)
+    assert (spool.items(), queue.reads.held) == ([b"a", b"c"], 1)
     assert queue.journal.size == size + 10
     spool.pass_time(1)
     assert spool.items() == [b"b", b"a", b"c"]
@@ -193,12 +193,12 @@ def test_when_a_lease_ends_is_known(tmp_path: Path) -> None:
     queue = spool.queue()
     first, second = spool.found(spool.reads(2, OWNED))
     leases = queue.reads.reservations
-    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [10, 10]
+    assert [leases.lease_end(queue.reads.open[xid]) for xid in (first, second)] == [10, 10]
     spool.pass_time(1)
-    queue.extend_leases([second], 60)
-    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [10, 61]
+    queue.reads.extend_leases([second], 60)
+    assert [leases.lease_end(queue.reads.open[xid]) for xid in (first, second)] == [10, 61]
     spool.collection.owners.extend("worker", 30, spool.now)
-    assert [leases.lease_end(queue.open[xid]) for xid in (first, second)] == [31, 31]
+    assert [leases.lease_end(queue.reads.open[xid]) for xid in (first, second)] == [31, 31]
     spool.close()
 
 
@@ -213,7 +213,7 @@ def test_the_reads_of_an_owner_are_counted_by_queue(tmp_path: Path) -> None:
     reads = spool.reads(1, OWNED)
     assert owners.reads_of("worker") == {"jobs": 3, "more": 2}
     spool.finish(reads)
-    spool.queue("more").confirm_all(spool.queue("more").reserved_by("worker"))
+    spool.queue("more").reads.confirm_all(spool.queue("more").reserved.of_owner("worker"))
     assert owners.reads_of("worker") == {"jobs": 2}
     spool.commit()
     spool.close()
@@ -272,7 +272,7 @@ def test_an_owner_that_comes_back_in_time_has_all_of_it(tmp_path: Path) -> None:
     owners.connected("worker", spool.now)
     spool.reads(1, OWNED)
     longer = spool.reads(1, OWNED)
-    queue.extend_leases(spool.found(longer), 100)
+    queue.reads.extend_leases(spool.found(longer), 100)
     spool.pass_time(9)
     owners.disconnected("worker", spool.now)
     spool.pass_time(0.9)
@@ -297,9 +297,9 @@ def test_a_connection_of_an_owner_that_was_not_lost_changes_no_lease(tmp_path: P
     begun = spool.now
     spool.pass_time(5)
     spool.collection.owners.connected("worker", spool.now)
-    (xid,) = spool.queue().reserved_by("worker")
+    (xid,) = spool.queue().reserved.of_owner("worker")
     queue = spool.queue()
-    assert queue.reads.reservations.lease_end(queue.open[xid]) == begun + 10
+    assert queue.reads.reservations.lease_end(queue.reads.open[xid]) == begun + 10
     spool.close()
 
 
@@ -313,7 +313,7 @@ def test_many_leases_that_end_at_once(tmp_path: Path, terms: ReserveTerms) -> No
         spool.reserve(100, replace(terms, tag=f"sink:7:{part}" if terms.tag else ""))
     spool.collection.owners.disconnected("worker", spool.now)
     if terms.tag:
-        assert spool.queue().retire("sink", 99) == 25
+        assert spool.queue().reserved.retire("sink", 99) == 25
     else:
         spool.clock.advance(2 if terms.owner else 60)
     lengths: list[int] = []
@@ -339,14 +339,14 @@ def test_leases_that_are_extended_when_they_have_ended(tmp_path: Path) -> None:
     queue = spool.queue()
     while not len(queue):
         next(work)
-    held = list(queue.open)
-    queue.extend_leases(held, 60)
+    held = list(queue.reads.open)
+    queue.reads.extend_leases(held, 60)
     for _ in work:
         pass
     spool.commit()
-    assert queue.open_reads == len(held)
+    assert queue.reads.held == len(held)
     spool.pass_time(59)
-    assert queue.open_reads == len(held)
+    assert queue.reads.held == len(held)
     spool.pass_time(1)
     assert spool.items() == [b"%d" % number for number in range(2500)]
     spool.close()
@@ -378,11 +378,11 @@ def test_reads_that_end_while_others_come_back(tmp_path: Path) -> None:
     while not len(queue):
         next(work)
     count = len(queue)
-    queue.confirm_all(queue.reserved_by("worker"))
+    queue.reads.confirm_all(queue.reserved.of_owner("worker"))
     for _ in work:
         pass
     spool.commit()
-    assert (len(queue), queue.open_reads) == (count, 0)
+    assert (len(queue), queue.reads.held) == (count, 0)
     assert len(set(spool.items())) == count == 500
     spool.close()
 
@@ -425,23 +425,23 @@ def test_an_uncounted_release_can_have_a_delay(
     xids = (
         [xid for xid, _ in spool.reads(2)] if reserved else [spool.open_read(), spool.open_read()]
     )
-    assert queue.give_back(xids[:1], counted=False, delay=30) == 1
+    assert queue.returns.give_back(xids[:1], counted=False, delay=30) == 1
     spool.commit()
-    assert (queue.delayed, queue.open_reads, spool.items()) == (1, 1, [b"c"])
+    assert (queue.delayed, queue.reads.held, spool.items()) == (1, 1, [b"c"])
     if end == "time":
-        queue.give_back(xids[1:], counted=False)
+        queue.returns.give_back(xids[1:], counted=False)
         spool.pass_time(30)
     else:
-        queue.give_back(xids[1:])
+        queue.returns.give_back(xids[1:])
         spool.commit()
         if end == "rewrite and kill":
             spool.rewrite()
         spool.kill()
-        assert not uncounted(spool.queue().open)
+        assert not uncounted(spool.queue().reads.open)
     assert spool.items() == [b"a", b"b", b"c"]
     assert counts(spool) == ([0, 0, 0] if end == "time" else [0, 1, 0])
     xid = spool.open_read()
-    spool.queue().give_back([xid])
+    spool.queue().returns.give_back([xid])
     spool.commit()
     spool.kill()
     assert (spool.items(), counts(spool)[0]) == ([b"a", b"b", b"c"], 1)
@@ -461,7 +461,7 @@ def test_a_dead_letter_may_be_uncounted(tmp_path: Path) -> None:
     spool.add(b"a", b"b", name="jobs")
     queue = spool.queue("jobs")
     for _ in range(2):
-        queue.give_back([spool.open_read("jobs")], counted=False, delay=5, is_dead=True)
+        queue.returns.give_back([spool.open_read("jobs")], counted=False, delay=5, is_dead=True)
         spool.commit()
     assert (spool.items("dead"), spool.items("jobs"), queue.delayed) == ([b"a"], [], 1)
     assert counts(spool, "dead") == [0]
@@ -479,9 +479,9 @@ def test_a_release_can_have_a_delay(tmp_path: Path) -> None:
     read, other = spool.reads(2)
     assert spool.release([read], delay=30) == 1
     assert spool.release([read]) == spool.finish([read]) == 0
-    assert (spool.queue().delayed, spool.queue().open_reads) == (1, 1)
+    assert (spool.queue().delayed, spool.queue().reads.held) == (1, 1)
     spool.pass_time(9)
-    spool.queue().extend_leases(spool.found([other]), 60)
+    spool.queue().reads.extend_leases(spool.found([other]), 60)
     spool.pass_time(20)
     assert spool.items() == []
     spool.pass_time(1)
@@ -489,7 +489,7 @@ def test_a_release_can_have_a_delay(tmp_path: Path) -> None:
     assert spool.release(spool.reads()) == 1
     assert spool.queue().delayed == 1
     spool.kill()
-    assert (spool.items(), spool.queue().open_reads) == ([b"a"], 1)
+    assert (spool.items(), spool.queue().reads.held) == ([b"a"], 1)
     assert spool.finish([other]) == 1
     spool.close()
 
@@ -507,7 +507,7 @@ def test_a_release_can_be_the_last(tmp_path: Path) -> None:
     assert (spool.items("dead"), counts(spool, "dead")) == ([b"a"], [1])
     spool.config = queue_settings(tmp_path)
     spool.kill()
-    assert spool.queue().open_reads == 1
+    assert spool.queue().reads.held == 1
     assert spool.release(reads, is_dead=True) == 1
     assert spool.items() == [b"b"]
     spool.close()
@@ -542,7 +542,7 @@ def test_reads_get_the_next_xids_that_are_free(
     assert spool.again() == before
     assert spool.finish([*reads, (3, 1)]) == 6
     spool.kill()
-    assert spool.queue().open_reads == len(spool.items()) == 0
+    assert spool.queue().reads.held == len(spool.items()) == 0
     spool.close()
 
 
@@ -552,15 +552,15 @@ def test_reads_that_have_ended_are_not_confirmed_again(tmp_path: Path) -> None:
     spool.add(b"a", b"b", b"c")
     queue = spool.queue()
     xids = spool.found(spool.reads(3))
-    assert queue.unremove(xids[1])
+    assert queue.returns.give_back([xids[1]])
     spool.commit()
-    queue.confirm_all(xids)
+    queue.reads.confirm_all(xids)
     assert len(queue.changes.undo) == 1
     spool.commit()
-    queue.confirm_all(xids)
+    queue.reads.confirm_all(xids)
     assert not queue.changes.pending
     spool.kill()
-    assert (spool.items(), spool.queue().open_reads) == ([b"b"], 0)
+    assert (spool.items(), spool.queue().reads.held) == ([b"b"], 0)
     spool.close()
 
 
@@ -575,14 +575,15 @@ def test_readers_that_wait_come_first(tmp_path: Path) -> None:
         taken.append(reservation.left)
 
     for _ in range(2):
-        spool.queue().wait(Waiter(ReadMode.PEEK, served, lambda _error: None))
+        spool.queue().waiters.add(Waiter(ReadMode.PEEK, served, lambda _error: None))
     queue = spool.queue()
-    waiting = list(queue.waiters)
-    queue.waiters.clear()  # so that nobody is served until all items are there
+    line = queue.waiters.line
+    waiting = list(line)
+    line.clear()  # so that nobody is served until all items are there
     for data in (b"a", b"b", b"c"):
         queue.add(data)
-    queue.waiters.update(dict.fromkeys(waiting))
-    queue.serve_waiting()
+    line.update(dict.fromkeys(waiting))
+    queue.waiters.serve()
     spool.commit()
     assert taken == [1, 2]
     spool.close()
@@ -595,9 +596,12 @@ def test_a_reserve_takes_only_so_many_bytes(tmp_path: Path) -> None:
     queue = spool.queue()
     assert [
         reservation and reservation.left
-        for reservation in (queue.reserve(TERMS, 1, 10, 1), queue.reserve(TERMS, 2, 10, 11))
+        for reservation in (
+            queue.reserved.reserve(TERMS, 1, 10, 1),
+            queue.reserved.reserve(TERMS, 2, 10, 11),
+        )
     ] == [1, 2]
-    assert queue.reserve(TERMS, 3, 10, 1) is None
+    assert queue.reserved.reserve(TERMS, 3, 10, 1) is None
     spool.commit()
     spool.close()
 
@@ -613,7 +617,7 @@ def test_a_reserve_takes_what_comes_before_items_that_cannot_be_read(tmp_path: P
     assert reservation.left == 2
     with pytest.raises(QueueUnavailable, match=r"queue jobs cannot be read: .*No such file"):
         spool.reserve(10)
-    assert spool.queue().open_reads == 2
+    assert spool.queue().reads.held == 2
     (tmp_path / "away").rename(journal)
     reservation = spool.reserve(10)
     assert reservation is not None
@@ -653,9 +657,9 @@ def test_a_tag_moves_to_another_owner(tmp_path: Path) -> None:
     assert spool.again(second) == spool.again(second)
     owners.disconnected("first", spool.now)
     spool.pass_time(2)
-    assert (spool.items(), spool.queue().reserved_by("first")) == ([], [])
+    assert (spool.items(), spool.queue().reserved.of_owner("first")) == ([], [])
     spool.kill()
-    assert len(spool.queue().reserved_by("second")) == 1
+    assert len(spool.queue().reserved.of_owner("second")) == 1
     spool.close()
 
 
@@ -664,33 +668,33 @@ def test_a_done_tag_stays_done(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.add(b"a", b"b", b"c")
     queue = spool.queue()
-    assert queue.finish(TAG) == 0
+    assert queue.reserved.finish(TAG) == 0
     spool.reads(2, TAGGED)
-    assert queue.finish(TAG) == 2
+    assert queue.reserved.finish(TAG) == 2
     spool.commit()
     for step in (spool.kill, spool.rewrite, spool.restart):
         step()
-        assert spool.queue().finish(TAG) == 2
-        assert spool.queue().is_done(TAG)
+        assert spool.queue().reserved.finish(TAG) == 2
+        assert spool.queue().reserved.is_done(TAG)
         assert spool.again() is None
     assert spool.items() == [b"c"]
     spool.reads(1, ReserveTerms(10_000, tag="sink:8:0"))
-    assert spool.queue().retire("sink", 7) == 1
+    assert spool.queue().reserved.retire("sink", 7) == 1
     spool.commit()
     for step in (spool.kill, spool.rewrite, spool.restart):
         step()
         queue = spool.queue()
-        assert queue.retire("sink", 6) == queue.retire("sink", 7) == 0
+        assert queue.reserved.retire("sink", 6) == queue.reserved.retire("sink", 7) == 0
         for refused in (
-            lambda: spool.queue().finish(TAG),
-            lambda: spool.queue().reserve_again(TAGGED),
-            lambda: spool.queue().reserve(TAGGED, 1, 1, 1),
-            lambda: spool.queue().reserved_with("sink:3:5"),
+            lambda: spool.queue().reserved.finish(TAG),
+            lambda: spool.queue().reserved.again(TAGGED),
+            lambda: spool.queue().reserved.reserve(TAGGED, 1, 1, 1),
+            lambda: spool.queue().reserved.with_tag("sink:3:5"),
         ):
             with pytest.raises(TagRefused, match="is retired"):
                 refused()
-        assert list(queue.reserved_with("sink:8:0")) == [3]
-    assert queue.retire("sink", 8) == 1
+        assert list(queue.reserved.with_tag("sink:8:0")) == [3]
+    assert queue.reserved.retire("sink", 8) == 1
     spool.commit()
     assert (spool.items(), counts(spool)) == ([b"c"], [0])
     spool.close()
@@ -710,11 +714,11 @@ def test_a_lease_without_end(tmp_path: Path) -> None:
     spool.pass_time(0)
     assert spool.items() == [b"b"]
     spool.pass_time(10**9)
-    assert len(spool.queue().reserved_with(TAG)) == 1
+    assert len(spool.queue().reserved.with_tag(TAG)) == 1
     for step in (spool.kill, spool.rewrite, spool.restart):
         step()
         spool.pass_time(10**9)
-        assert len(spool.queue().reserved_with(TAG)) == 1
+        assert len(spool.queue().reserved.with_tag(TAG)) == 1
     held = [one for one in spool.collection.owners.holding("q*") if one is not None]
     assert [(one.owner, one.reads, one.queues, one.tags) for one in held] == [("query", 1, 1, 1)]
     assert held[0].age == 10**9
@@ -733,14 +737,14 @@ def test_what_a_retired_tag_had_was_no_delivery(
     spool = Spool(tmp_path, max_deliveries=1, dead_letter_queue="dead")
     spool.add(*[b"%d" % number for number in range(count)])
     spool.reads(count, TAGGED)
-    assert spool.queue().retire("sink", 7) == 1
+    assert spool.queue().reserved.retire("sink", 7) == 1
     spool.commit()
     if is_killed:
         spool.kill()
     spool.pass_time(0)
-    while spool.queue().open_reads:
+    while spool.queue().reads.held:
         spool.pass_time(0)
-    records = spool.queue().browse(count + 1)
+    records = spool.queue().backlog.browse(count + 1)
     assert [item_data(record) for record in records] == [b"%d" % one for one in range(count)]
     assert {item_deliveries(record) for record in records} == {0}
     spool.close()
@@ -751,21 +755,21 @@ def test_a_retired_name_is_forgotten(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.add(b"a", b"b")
     day = 86_400
-    spool.queue().retire("sink", 7)
-    spool.queue().retire("used", 7)
+    spool.queue().reserved.retire("sink", 7)
+    spool.queue().reserved.retire("used", 7)
     spool.commit()
     spool.reads(1, ReserveTerms(0, tag="used:8:0"))
     for step in (spool.restart, spool.rewrite):
         spool.pass_time(10 * day)
         step()
-    assert spool.queue().retire("sink", 7) == 0  # it is in use
+    assert spool.queue().reserved.retire("sink", 7) == 0  # it is in use
     spool.commit()
     spool.kill()
     spool.pass_time(29 * day)
     with pytest.raises(TagRefused, match="is retired"):
-        spool.queue().check_tag(TAG)
+        spool.queue().reserved.check_tag(TAG)
     spool.pass_time(2 * day)
-    spool.queue().check_tag(TAG)
+    spool.queue().reserved.check_tag(TAG)
     assert spool.queue().reads.reserved.retired == {"used": 7}
     spool.reads(1, TAGGED)
     spool.close()
@@ -782,16 +786,16 @@ def test_what_is_answered_again_is_on_disk(tmp_path: Path) -> None:
         return known and syncs.take_unsynced() == {queue}
 
     assert is_synced(known=True)
-    assert is_synced(known=queue.reserve_again(TAGGED) is not None)
-    assert queue.finish(TAG) == 1
+    assert is_synced(known=queue.reserved.again(TAGGED) is not None)
+    assert queue.reserved.finish(TAG) == 1
     spool.commit()
     assert is_synced(known=True)
-    assert is_synced(known=queue.finish(TAG) == 1)
-    assert is_synced(known=queue.is_done(TAG))
-    assert queue.retire("sink", 7) == 1
+    assert is_synced(known=queue.reserved.finish(TAG) == 1)
+    assert is_synced(known=queue.reserved.is_done(TAG))
+    assert queue.reserved.retire("sink", 7) == 1
     spool.commit()
     assert is_synced(known=True)
-    assert is_synced(known=queue.retire("sink", 7) == 0)
+    assert is_synced(known=queue.reserved.retire("sink", 7) == 0)
     spool.close()
 
 
@@ -805,13 +809,13 @@ def test_tags_are_limited(tmp_path: Path) -> None:
         reserved.set_done(f"a:1:{number}", 1)
     spool.reads(1, ReserveTerms(1000, tag="a:2:x"))
     with pytest.raises(TagRefused, match="queue jobs has 10000 tags; retire epochs that are over"):
-        queue.reserve(ReserveTerms(1000, tag="a:3:x"), 1, 1, 1)
-    assert queue.retire("a", 1) == MAX_TAGS - 1
+        queue.reserved.reserve(ReserveTerms(1000, tag="a:3:x"), 1, 1, 1)
+    assert queue.reserved.retire("a", 1) == MAX_TAGS - 1
     spool.reads(1, ReserveTerms(1000, tag="a:3:x"))
     for number in range(MAX_TAG_NAMES - 1):
         reserved.retire(f"name{number}", 1)
     with pytest.raises(TagRefused, match="has retired epochs of 10000 names"):
-        queue.retire("b", 1)
+        queue.reserved.retire("b", 1)
     spool.commit()
     spool.close()
 
@@ -821,18 +825,18 @@ def test_tags_of_an_empty_queue_survive_a_new_file(tmp_path: Path) -> None:
     spool = Spool(tmp_path, default_journal_size=400, min_journal_compact_delay=0)
     spool.add(b"a", b"b")
     spool.reads(1, TAGGED)
-    spool.queue().finish(TAG)
-    spool.queue().retire("sink", 3)
+    spool.queue().reserved.finish(TAG)
+    spool.queue().reserved.retire("sink", 3)
     reads = spool.reads(1, OWNED)
     spool.churn(30)
     spool.restart()
-    assert spool.queue().is_done(TAG)
+    assert spool.queue().reserved.is_done(TAG)
     assert spool.queue().reads.reserved.retired == {"sink": 3}
     assert spool.finish(reads) == 1
     for number in range(50):
         spool.add(b"a")
         spool.reads(1, ReserveTerms(1000, tag=f"sink:{number + 10}:long" + "x" * 80))
-        spool.queue().finish(f"sink:{number + 10}:long" + "x" * 80)
+        spool.queue().reserved.finish(f"sink:{number + 10}:long" + "x" * 80)
         spool.commit()
     before = spool.queue().journal.rewrites + spool.queue().journal.rotations
     for _ in range(50):
@@ -847,7 +851,7 @@ def test_a_pack_in_read_behind_carries_them_on(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_memory_size=300, default_journal_size=10_000)
     spool.add(*(b"%03d" % number + bytes(50) for number in range(20)))
     spool.reads(1, TAGGED)
-    spool.queue().finish(TAG)
+    spool.queue().reserved.finish(TAG)
     first = spool.reads(2, OWNED)
     second = spool.reads(1, ReserveTerms(10_000, tag="sink:8:0"))
     spool.add(*(b"%03d" % number + bytes(50) for number in range(20, 40)))
@@ -859,10 +863,10 @@ def test_a_pack_in_read_behind_carries_them_on(tmp_path: Path) -> None:
     assert spool.queue().journal.rewrites > rewrites
     spool.kill()
     queue = spool.queue()
-    assert queue.is_done(TAG)
+    assert queue.reserved.is_done(TAG)
     assert spool.found(first) == [first[1][0]]
-    assert list(queue.reserved_with("sink:8:0")) == [second[0][0]]
-    assert queue.open_reads == 2
+    assert list(queue.reserved.with_tag("sink:8:0")) == [second[0][0]]
+    assert queue.reads.held == 2
     spool.close()
 
 
@@ -890,7 +894,7 @@ def test_a_reserve_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory
     spool.reserve(2, ReserveTerms(10_000, 1000, "worker", TAG), commits=False)
     failing(spool, disk)
     queue = spool.queue()
-    assert (spool.items(), queue.open_reads, queue.reads.reserved.by_tag) == ([b"a", b"b"], 0, {})
+    assert (spool.items(), queue.reads.held, queue.reads.reserved.by_tag) == ([b"a", b"b"], 0, {})
     assert (queue.reads.reservations.owners, spool.collection.owners._states) == ({}, {})
     assert queue.reads.reserved.note_bytes == 0
     assert spool.finish(spool.reads(2)) == 2
@@ -909,32 +913,32 @@ def test_an_end_that_cannot_be_written(broken: tuple[Spool, CrashingDirectory]) 
     expected = spool.again(terms)
     spool.collection.owners.extend("worker", 10, spool.now)
     for end in (
-        lambda: queue.finish(TAG),
-        lambda: queue.give_back(spool.found(reads)),
-        lambda: queue.give_back(spool.found(reads), delay=10),
-        lambda: queue.give_back(spool.found(reads), counted=False),
-        lambda: queue.give_back(spool.found(reads), counted=False, delay=10),
-        lambda: queue.retire("sink", 9),
-        lambda: [queue.confirm(xid) for xid, _ in reads[:2]],
+        lambda: queue.reserved.finish(TAG),
+        lambda: queue.returns.give_back(spool.found(reads)),
+        lambda: queue.returns.give_back(spool.found(reads), delay=10),
+        lambda: queue.returns.give_back(spool.found(reads), counted=False),
+        lambda: queue.returns.give_back(spool.found(reads), counted=False, delay=10),
+        lambda: queue.reserved.retire("sink", 9),
+        lambda: [queue.reads.confirm(xid) for xid, _ in reads[:2]],
     ):
         end()
         failing(spool, disk)
-        assert (queue.open_reads, queue.delayed, queue.is_done(TAG)) == (3, 0, False)
-        assert len(queue.reserved_by("worker")) == 3
+        assert (queue.reads.held, queue.delayed, queue.reserved.is_done(TAG)) == (3, 0, False)
+        assert len(queue.reserved.of_owner("worker")) == 3
         assert queue.reads.reserved.retired == {}
-        assert not uncounted(queue.open)
+        assert not uncounted(queue.reads.open)
     spool.pass_time(9.9)
-    assert queue.open_reads == 3
+    assert queue.reads.held == 3
     assert spool.again(terms) == expected
     spool.pass_time(9.9)
     disk.break_steps("append")
     spool.clock.advance(0.1)
     spool.collection.check_deadlines()
     assert spool.collection.commits.commit()
-    assert queue.open_reads == 3
+    assert queue.reads.held == 3
     disk.mend()
     spool.pass_time(0.9)
-    assert queue.open_reads == 3
+    assert queue.reads.held == 3
     spool.pass_time(0.1)
     assert spool.items() == [b"a", b"b", b"c"]
     spool.close()
@@ -946,17 +950,17 @@ def test_tags_are_as_before_after_a_failed_write(broken: tuple[Spool, CrashingDi
     spool.add(b"a", b"b")
     spool.reads(1, TAGGED)
     queue = spool.queue()
-    queue.finish(TAG)
-    queue.retire("sink", 1)
+    queue.reserved.finish(TAG)
+    queue.reserved.retire("sink", 1)
     spool.reads(1, ReserveTerms(1000, 1000, "first", "sink:8:0"))
-    queue.reserve_again(ReserveTerms(1000, 1000, "second", "sink:8:0"))
+    queue.reserved.again(ReserveTerms(1000, 1000, "second", "sink:8:0"))
     failing(spool, disk)
-    assert len(queue.reserved_by("first")) == 1
+    assert len(queue.reserved.of_owner("first")) == 1
     size = queue.reads.reserved.note_bytes
-    queue.retire("sink", 7)
-    queue.retire("other", 7)
+    queue.reserved.retire("sink", 7)
+    queue.reserved.retire("other", 7)
     failing(spool, disk)
-    assert queue.is_done(TAG)
+    assert queue.reserved.is_done(TAG)
     assert queue.reads.reserved.retired == {"sink": 1}
     assert queue.reads.reserved.note_bytes == size
     spool.close()
@@ -967,17 +971,17 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     spool, disk = broken
     spool.add(b"a", b"b")
     queue = spool.queue()
-    first = queue.open_read()
+    first = queue.line.open_read()
     assert first is not None
-    queue.write_now()
+    queue.writing.write_now()
     reservation = Reservation(1, TERMS, (first[0],), 100, 1)
-    reads = [queue.open[first[0]]]
+    reads = [queue.reads.open[first[0]]]
     queue.reads.reservations.add(reservation, reads, spool.now)
-    queue._collect(reserved_note(1, TERMS, reservation.xids, queue.last_xid))
-    queue.changes.undo.append(ReadsChanged(RESERVE, reservation.xids, reads, queue.last_xid))
-    queue._commits.watch_deadlines(queue)
+    queue.changes.collect(reserved_note(1, TERMS, reservation.xids, queue.reads.last_xid))
+    queue.changes.undo.append(ReadsChanged(RESERVE, reservation.xids, reads, queue.reads.last_xid))
+    queue.state.commits.watch_deadlines(queue)
     failing(spool, disk)
-    assert (queue.open_reads, queue.reads.reserved.count) == (1, 0)
+    assert (queue.reads.held, queue.reads.reserved.count) == (1, 0)
     spool.pass_time(0)
     assert spool.items() == [b"a", b"b"]
     spool.close()
@@ -991,9 +995,9 @@ def test_a_queue_without_a_journal(tmp_path: Path) -> None:
     spool = Spool(tmp_path, keep_journal=False)
     spool.add(b"a", b"b", b"c")
     spool.reads(1, TAGGED)
-    assert spool.queue().finish(TAG) == 1
+    assert spool.queue().reserved.finish(TAG) == 1
     reads = spool.reads(1, OWNED)
-    assert spool.queue().is_done(TAG)
+    assert spool.queue().reserved.is_done(TAG)
     assert spool.finish(reads) == 1
     assert spool.items() == [b"c"]
     spool.close()
@@ -1007,7 +1011,7 @@ def test_a_deleted_queue_forgets_its_owners(tmp_path: Path) -> None:
     spool.reads(1, TAGGED)
     assert spool.collection.delete("jobs")
     assert not spool.collection.owners._states
-    assert not spool.queue().reserved_with(TAG)
+    assert not spool.queue().reserved.with_tag(TAG)
     spool.close()
 
 
@@ -1016,7 +1020,7 @@ def test_nothing_is_written_for_it_in_a_plain_queue(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.add(b"a", b"b")
     size = spool.queue().journal.size
-    spool.queue().confirm(spool.open_read())
+    spool.queue().reads.confirm(spool.open_read())
     spool.commit()
     plain = spool.queue().journal.size - size
     spool.finish(spool.reads())
@@ -1094,13 +1098,13 @@ def test_the_deadline_of_a_read_whose_end_is_taken_back(tmp_path: Path) -> None:
     spool.add(b"x")
     xid = spool.open_read()
     disk.break_steps("append to jobs")
-    assert spool.queue().confirm(xid, kept=True)
+    assert spool.queue().reads.confirm(xid, kept=True)
     spool.queue().tick()
     spool.collection.commits.commit()
-    assert list(spool.queue().open) == [xid]
+    assert list(spool.queue().reads.open) == [xid]
     disk.mend()
     spool.advance(61)
-    assert (spool.items(), len(spool.queue().open)) == ([b"x"], 0)
+    assert (spool.items(), len(spool.queue().reads.open)) == ([b"x"], 0)
     spool.close()
 
 
@@ -1112,10 +1116,12 @@ def test_the_first_reads_of_an_owner(tmp_path: Path) -> None:
     xids = [xid for _ in range(3) for xid, _ in spool.reads(3, terms)]
     queue = spool.queue()
     for most in (1, 3, 4, 9, 99):
-        assert queue.reserved_by("worker", most) == xids[:most]
-        assert queue.youngest_reserved_by("worker", most) == xids[-most:]
-    assert queue.reserved_by("worker") == xids
-    assert queue.reserved_by("nobody", 1) == queue.youngest_reserved_by("nobody", 1) == []
+        assert queue.reserved.of_owner("worker", most) == xids[:most]
+        assert queue.reserved.youngest_of_owner("worker", most) == xids[-most:]
+    assert queue.reserved.of_owner("worker") == xids
+    assert (
+        queue.reserved.of_owner("nobody", 1) == queue.reserved.youngest_of_owner("nobody", 1) == []
+    )
 
 
 def test_reads_of_a_retired_epoch_come_back_in_order(tmp_path: Path) -> None:
@@ -1124,7 +1130,7 @@ def test_reads_of_a_retired_epoch_come_back_in_order(tmp_path: Path) -> None:
     spool.add(*(b"%d" % number for number in range(9)))
     for part in range(3):
         spool.reads(2, ReserveTerms(60_000, tag=f"sink:1:{part}"))
-    assert spool.queue().retire("sink", 1) == 3
+    assert spool.queue().reserved.retire("sink", 1) == 3
     spool.commit()
     assert spool.items() == [b"%d" % number for number in range(9)]
     spool.close()
@@ -1136,11 +1142,11 @@ def test_the_deadline_of_an_earlier_read_is_not_that_of_the_next(tmp_path: Path)
     spool = Spool(tmp_path, open_transaction_timeout=60)
     queue = spool.queue()
     xid = spool.open_read()
-    assert queue.confirm(xid)
+    assert queue.reads.confirm(xid)
     spool.commit()
     assert [one for one, _ in spool.reads()] == [xid]
     spool.pass_time(10)
-    assert (spool.items(), queue.open_reads) == ([b"x"], 0)
+    assert (spool.items(), queue.reads.held) == ([b"x"], 0)
     spool.close()
 
 
@@ -1152,13 +1158,13 @@ def test_the_deadline_of_a_read_that_was_not_written(tmp_path: Path, most: int) 
     spool.add(b"a", b"b")
     queue = spool.queue()
     if most == 1:
-        queue.open_read()
+        queue.line.open_read()
     else:
-        assert len(queue.open_next(most, 100)) == most
+        assert len(queue.line.open_next(most, 100)) == most
     failing(spool, disk)
     assert [xid for xid, _ in spool.reads(most)] == list(range(1, most + 1))
     spool.pass_time(10)
-    assert (spool.items(), queue.open_reads) == ([b"a", b"b"], 0)
+    assert (spool.items(), queue.reads.held) == ([b"a", b"b"], 0)
     spool.close()
 
 
@@ -1176,19 +1182,19 @@ def test_the_order_of_leases_whose_end_could_not_be_written(
         spool.reads(700)
         spool.reads(500)
     else:
-        assert len(queue.open_next(1200, 1 << 20)) == 1200
+        assert len(queue.line.open_next(1200, 1 << 20)) == 1200
         spool.commit()
     fails = iter((False, True))
     disk.fail = lambda point: "append" in point and next(fails, False)
     spool.clock.advance(10)
     spool.collection.check_deadlines()
     spool.collection.commits.commit()
-    assert queue.open_reads == 700
+    assert queue.reads.held == 700
     for _ in range(4):
         spool.pass_time(0.2)
-        assert queue.open_reads == 700
+        assert queue.reads.held == 700
     spool.pass_time(0.3)
-    assert (spool.items(), queue.open_reads) == (items, 0)
+    assert (spool.items(), queue.reads.held) == (items, 0)
     spool.close()
 
 
@@ -1198,9 +1204,9 @@ def test_a_delayed_release_that_was_not_written(broken: tuple[Spool, CrashingDir
     spool.add(b"x")
     queue = spool.queue()
     reads = spool.reads()
-    queue.give_back(spool.found(reads), delay=60)
+    queue.returns.give_back(spool.found(reads), delay=60)
     failing(spool, disk)
     assert spool.found(reads)
     spool.pass_time(10)
-    assert (spool.items(), queue.open_reads) == ([b"x"], 0)
+    assert (spool.items(), queue.reads.held) == ([b"x"], 0)
     spool.close()

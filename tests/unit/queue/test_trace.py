@@ -10,6 +10,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.errors import JournalError
 from kestrelmq.format.describing import describe_records
 from kestrelmq.format.records import REMOVE_TENTATIVE_RECORD, item, save_xid
+from kestrelmq.queue.adding import Put
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from tests.support.fake_clock import FakeClock
@@ -18,7 +19,7 @@ from tests.support.limits import largest_file
 
 def test_what_changes_a_queue_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line for each record, without the data; a queue that is not traced logs nothing."""
-    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue")
     for name, is_traced in (("quiet", False), ("work", True)):
         with PersistentQueue(name, tmp_path, QueueConfig(enable_trace=is_traced)) as queue:
             queue.add(b"secret")
@@ -40,7 +41,7 @@ def test_what_could_not_be_written_is_not_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was taken back."""
-    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue")
     with PersistentQueue("work", tmp_path, QueueConfig(enable_trace=True)) as queue:
         with largest_file(10), pytest.raises(JournalError):
             queue.add(b"x" * 1000)
@@ -57,12 +58,12 @@ def test_what_is_written_in_its_own_way_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A large item, which is written in a round; a flush is one line, not one an item."""
-    caplog.set_level(logging.INFO, "kestrelmq.queue.queue")
+    caplog.set_level(logging.INFO, "kestrelmq.queue")
     config = ServerConfig(queue_path=tmp_path, default=QueueConfig(enable_trace=True))
     collection = QueueCollection(config, FakeClock())
     collection.open()
     queue = collection.obtain("jobs")
-    queue.add_record(item(1000, 0, bytes(LARGE_ITEM)))
+    queue.accept(Put(item(1000, 0, bytes(LARGE_ITEM))))
     assert not collection.commits.commit()
     queue.add(b"")
     assert queue.flush() == 2

@@ -63,11 +63,14 @@ def test_other_queues_are_written_meanwhile(spool: Spool) -> None:
     spool.add(b"small", name="other")
     spool.add(b"behind")
     assert (size(spool, "jobs"), size(spool, "other")) == (0, 21 + len(b"small"))
-    assert (spool.queue().is_writing, spool.queue("other").is_writing) == (True, False)
+    assert (spool.queue().writing.is_writing, spool.queue("other").writing.is_writing) == (
+        True,
+        False,
+    )
     assert spool.items() == [LARGE, b"behind"]
     assert spool.writer.step()
     assert size(spool, "jobs") == 2 * 21 + len(LARGE) + len(b"behind")
-    assert not spool.queue().is_writing
+    assert not spool.queue().writing.is_writing
     spool.kill()
     assert spool.items() == [LARGE, b"behind"]
 
@@ -75,7 +78,7 @@ def test_other_queues_are_written_meanwhile(spool: Spool) -> None:
 def test_a_failure_takes_back_what_is_behind_it(spool: Spool) -> None:
     """It is all that depends on it which fails; the queue goes on when the disk does."""
     spool.add(b"first")
-    assert spool.queue().add_once(LARGE, PutMark(b"p", 1))
+    assert spool.queue().add(LARGE, mark=PutMark(b"p", 1))
     spool.commit()
     spool.add(b"behind")
     assert spool.take() == b"first"
@@ -88,7 +91,7 @@ def test_a_failure_takes_back_what_is_behind_it(spool: Spool) -> None:
     assert list(spool.collection.commits.commit()) == [spool.queue()]
     spool.disk.mend()
     assert spool.items() == [b"first"]
-    assert spool.queue().add_once(b"again", PutMark(b"p", 1))
+    assert spool.queue().add(b"again", mark=PutMark(b"p", 1))
     spool.commit()
     assert spool.items() == [b"first", b"again"]
 
@@ -105,9 +108,9 @@ def test_children_are_written_before_their_master(spool: Spool) -> None:
     assert size(spool, "jobs+audit") > len(LARGE)
     assert size(spool, "jobs") == 21 + len(b"both")
     spool.add(LARGE)
-    assert (child.is_writing, spool.queue().is_writing) == (True, True)
+    assert (child.writing.is_writing, spool.queue().writing.is_writing) == (True, True)
     assert spool.writer.step()
-    assert (child.is_writing, spool.queue().is_writing) == (False, True)
+    assert (child.writing.is_writing, spool.queue().writing.is_writing) == (False, True)
     assert spool.writer.step()
     spool.kill()
     assert (spool.items("jobs+audit"), spool.items()) == ([LARGE, b"both", LARGE], [b"both", LARGE])
@@ -147,7 +150,7 @@ def test_a_flush_waits(spool: Spool) -> None:
 def test_a_read_whose_time_is_up_is_given_back_afterwards(spool: Spool) -> None:
     """Nothing can be written before."""
     spool.add(b"first")
-    spool.queue().open_read(timeout=1)
+    spool.queue().line.open_read(timeout=1)
     spool.commit()
     spool.add(LARGE)
     spool.advance(2)
@@ -165,10 +168,12 @@ def test_an_item_that_is_on_disk_only_is_read_when_it_is_written(
     spool = Spool(tmp_path, max_memory_size=1)
     spool.add(b"first", LARGE)
     assert spool.take() == b"first"
-    assert (spool.take(), spool.queue().settle()) == (None, False)
+    assert (spool.take(), spool.queue().line.settle()) == (None, False)
     got: list[Item | None] = []
     if waits:
-        spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
+        spool.queue().waiters.add(
+            Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected)
+        )
     assert spool.writer.step()
     spool.commit()
     if waits:

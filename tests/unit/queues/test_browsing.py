@@ -64,7 +64,7 @@ def test_a_view_is_a_part_of_what_would_be_read(
             spool.take()
         del items[:taken]
         if given_back and items:
-            spool.queue().unremove(spool.open_read())
+            spool.queue().returns.give_back([spool.open_read()])
             spool.commit()
         assert seen(spool, offset, most) == items[offset : offset + most]
         assert spool.drain() == items
@@ -121,7 +121,7 @@ def test_a_tour_passes_each_item_once(
                 case "take":
                     gone.append(spool.take())
                 case "give back" if len(spool.queue()):
-                    spool.queue().unremove(spool.open_read())
+                    spool.queue().returns.give_back([spool.open_read()])
                     spool.commit()
                 case "pack":
                     upkeep = spool.queue()._upkeep
@@ -293,7 +293,7 @@ def test_paused_and_expired_items_are_seen(tmp_path: Path) -> None:
     spool.add(b"old", expiry=spool.clock.now() + 10)
     spool.clock.advance(1)
     assert seen(spool, 0) == [b"old"]
-    assert spool.queue().expired_items == 0
+    assert spool.queue().counts.expired_items == 0
     spool.close()
 
 
@@ -335,7 +335,7 @@ def test_a_look_gives_up(tmp_path: Path) -> None:
         looked(lambda view: setattr(view, "failure", OSError("gone")))
     queue = spool.queue()
     spool.collection.delete("jobs")
-    assert queue.is_closed
+    assert queue.state.is_closed
     with pytest.raises(QueueUnavailable):
         list(Look(queue, 0, 1, 1000).views())
     spool.close()

@@ -222,7 +222,7 @@ def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
     spool.clock.advance(6)
     spool.collection.check_deadlines()
     assert caplog.messages == ["what was due in a queue could not be done"]
-    assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
+    assert [spool.queue(name).reads.held for name in names] == [0, 1, 0]
     spool.disk.mend()
     spool.clock.advance(1)
     spool.collection.check_deadlines()
@@ -234,7 +234,7 @@ def test_a_bug_that_one_queue_shows_does_not_stop_what_is_done_to_all(
     spool.clock.advance(6)
     spool.collection.sweep()
     assert caplog.messages == ["queue b was not swept"]
-    assert [spool.queue(name).open_reads for name in names] == [0, 1, 0]
+    assert [spool.queue(name).reads.held for name in names] == [0, 1, 0]
     spool.close()
 
 
@@ -264,7 +264,11 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     spool.have_bug(f"b~~next-{spool.clock.now()}")
     spool.collection.tick()
     assert caplog.messages == ["the upkeep of the journal of queue b failed"]
-    assert [spool.queue(name).failure is None for name in ("a", "b", "c")] == [True, False, True]
+    assert [spool.queue(name).writing.failure is None for name in ("a", "b", "c")] == [
+        True,
+        False,
+        True,
+    ]
     spool.disk.mend()
 
 
@@ -287,8 +291,8 @@ def test_a_queue_that_an_alias_masks_keeps_what_expires(spool: Spool) -> None:
     assert spool.reload(shown.model_copy(update={"aliases": aliases})) == []
     spool.clock.advance(2)
     spool.collection.sweep()
-    assert (len(queue), queue.expired_items) == (1, 0)
+    assert (len(queue), queue.counts.expired_items) == (1, 0)
     assert spool.reload(shown) == []
     spool.collection.sweep()
     spool.commit()
-    assert (len(queue), queue.expired_items) == (0, 1)
+    assert (len(queue), queue.counts.expired_items) == (0, 1)

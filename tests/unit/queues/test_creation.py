@@ -62,7 +62,7 @@ def test_a_queue_is_as_old_after_a_restart(tmp_path: Path) -> None:
     queue.add(b"x")
     assert not collection.commits.commit()
     clock.advance(3600)
-    queue.remove()
+    queue.line.remove()
     collection.close()
     collection = QueueCollection(config, clock)
     collection.open()

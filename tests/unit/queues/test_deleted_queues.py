@@ -30,7 +30,7 @@ def test_files_of_a_queue_that_was_changed_in_the_same_turn(tmp_path: Path, chan
     assert not collection.commits.commit()
     match change:
         case "take":
-            while queue.remove():
+            while queue.line.remove():
                 pass
         case "add":
             queue.add(b"x")

@@ -257,12 +257,12 @@ def test_very_many_readers_that_wait_are_told_in_several_turns(spool: Spool) -> 
 
     waiters = [waiter_for(number) for number in range(1000)]
     for waiter in waiters:
-        queue.wait(waiter)
+        queue.waiters.add(waiter)
     spool.delete()
     lengths = []
     while spool.deleting.step():
         lengths.append(len(told))
-        queue.cancel_wait(waiters[-1])
+        queue.waiters.cancel(waiters[-1])
     assert told == list(range(999))
     assert max(after - before for before, after in pairwise([0, *lengths])) <= 300
     assert spool.told == [None]

@@ -91,7 +91,7 @@ def test_an_item_is_not_moved_until_all_can_be_written(tmp_path: Path) -> None:
         spool.collection.sweep()
         spool.commit()
     assert spool.waiting() == [0, 0, 0, 0]
-    assert spool.queue("other").set_aside == 1
+    assert spool.queue("other").reads.items_aside == 1
     spool.collection.tick()
     assert not journal.suspect
     spool.collection.sweep()

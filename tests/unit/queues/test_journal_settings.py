@@ -177,7 +177,7 @@ def test_fanout_only_takes_no_more_and_keeps_what_there_is(tmp_path: Path) -> No
     assert spool.change(fanout_only=True) == []
     assert spool.queue().add(b"new")
     spool.commit()
-    assert [item_data(record) for record in child.browse(9)] == [b"new"]
+    assert [item_data(record) for record in child.backlog.browse(9)] == [b"new"]
     assert spool.items() == EVERYTHING[1:]
     spool.restart()
     assert spool.drain() == EVERYTHING

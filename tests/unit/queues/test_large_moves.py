@@ -81,7 +81,7 @@ class Spool(LocalQueues):
     def fail(self, times: int = 1) -> None:
         """Hand the head of `jobs` out, and take it back."""
         for _ in range(times):
-            self.queue().give_back((self.open_read(),))
+            self.queue().returns.give_back((self.open_read(),))
             self.commit()
 
     def work(self) -> bool:
@@ -134,8 +134,8 @@ def test_items_of_any_size_keep_their_order(spool: Spool, target: str) -> None:
     for _ in range(2):
         for name in ("a", "b", "a+child") if target == "all" else ("other",):
             assert spool.items(name) == items
-            assert {item_expiry(one) for one in spool.queue(name).browse(9)} == {expiry}
-        assert (spool.items(), spool.queue().open_reads) == ([], 0)
+            assert {item_expiry(one) for one in spool.queue(name).backlog.browse(9)} == {expiry}
+        assert (spool.items(), spool.queue().reads.held) == ([], 0)
         spool.restart()
 
 
@@ -170,8 +170,8 @@ def test_a_target_that_refuses_it(tmp_path: Path, reason: str) -> None:
         spool.queue("free")
     work = run_move(spool, "both" if "alias" in reason else "late")
     assert work.stopped is not None
-    assert (work.moved, spool.items(), spool.queue().open_reads) == (0, [LARGE], 0)
-    assert item_deliveries(spool.queue().browse(1)[0]) == 0
+    assert (work.moved, spool.items(), spool.queue().reads.held) == (0, [LARGE], 0)
+    assert item_deliveries(spool.queue().backlog.browse(1)[0]) == 0
     if "alias" in reason:
         assert spool.items("free") == []
     spool.close()
@@ -198,15 +198,15 @@ def test_an_item_that_cannot_be_written_is_given_back(tmp_path: Path) -> None:
         slices.throw(failure)
     directory.mend()
     assert list(spool.collection.commits.commit()) == [other]
-    assert (spool.items(), spool.queue().open_reads) == ([LARGE], 0)
+    assert (spool.items(), spool.queue().reads.held) == ([LARGE], 0)
     copy = Copy(spool.collection, spool.queue(), "other")
     directory.fail = lambda point: point == "append to other"
-    assert copy.add(spool.queue().browse(1)) == (other,)
+    assert copy.add(spool.queue().backlog.browse(1)) == (other,)
     assert spool.writer.step()
     directory.mend()
     assert list(spool.collection.commits.commit()) == [other]
     assert spool.items("other") == []
-    assert copy.add(spool.queue().browse(1)) == (other,)
+    assert copy.add(spool.queue().backlog.browse(1)) == (other,)
     assert spool.work()
     assert spool.items("other") == [LARGE]
     spool.close()
@@ -232,12 +232,12 @@ def test_a_large_item_expires_to_another_queue(spool: Spool) -> None:
     spool.put_expiring(LARGE, b"small", OTHER)
     spool.add(b"live")
     assert spool.take() == b"live"
-    assert (spool.items(), spool.queue().set_aside) == ([], 2)
+    assert (spool.items(), spool.queue().reads.items_aside) == ([], 2)
     assert spool.items("late") == [b"small"]
     spool.sweep()  # begins nothing twice
     spool.work()
-    assert (spool.items("late"), spool.queue().set_aside) == ([b"small", LARGE, OTHER], 0)
-    assert spool.queue().expired_items == 3
+    assert (spool.items("late"), spool.queue().reads.items_aside) == ([b"small", LARGE, OTHER], 0)
+    assert spool.queue().counts.expired_items == 3
     spool.kill()
     assert (spool.items(), spool.items("late")) == ([], [b"small", LARGE, OTHER])
 
@@ -260,13 +260,13 @@ def test_a_target_that_cannot_take_an_expired_one_now(
     spool.add(b"full", name="late")
     spool.put_expiring(LARGE)
     spool.sweep()
-    assert (spool.items("late"), spool.queue().set_aside) == ([b"full"], 1)
+    assert (spool.items("late"), spool.queue().reads.items_aside) == ([b"full"], 1)
     assert "expired items cannot go to late: it refuses them" in caplog.text
     spool.drain("late")
     for _ in range(2):
         spool.sweep()
         spool.work()
-    assert (spool.items("late"), spool.queue().set_aside) == ([LARGE], 0)
+    assert (spool.items("late"), spool.queue().reads.items_aside) == ([LARGE], 0)
     spool.close()
 
 
@@ -277,8 +277,8 @@ def test_no_more_is_set_aside_than_fits_in_memory(spool: Spool) -> None:
     )
     spool.put_expiring(LARGE, OTHER, b"last")
     spool.sweep()
-    assert (spool.queue().set_aside, len(spool.queue())) == (1, 2)
-    assert spool.queue().peek() is None
+    assert (spool.queue().reads.items_aside, len(spool.queue())) == (1, 2)
+    assert spool.queue().line.peek() is None
     for _ in range(2):
         assert spool.work()
         spool.sweep()
@@ -291,7 +291,7 @@ def test_a_large_item_expires_to_its_own_queue(spool: Spool) -> None:
     spool.put_expiring(LARGE)
     got: list[Item | None] = []
     spool.sweep()
-    spool.queue().wait(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
+    spool.queue().waiters.add(Waiter(ReadMode.REMOVE, lambda one, _: got.append(one), _unexpected))
     assert spool.work()
     assert [item_data(one) for one in got if one is not None] == [LARGE]
 
@@ -307,11 +307,11 @@ def test_a_large_item_that_expires_to_no_queue_is_dropped(spool: Spool) -> None:
     assert spool.writer.step()
     spool.queue().configure(QueueConfig())
     spool.sweep()
-    assert (len(spool.queue()), spool.queue().set_aside) == (0, 2)
+    assert (len(spool.queue()), spool.queue().reads.items_aside) == (0, 2)
     spool.work()
     spool.put_expiring(LARGE)
     spool.sweep()
-    assert (len(spool.queue()), spool.queue().set_aside) == (0, 0)
+    assert (len(spool.queue()), spool.queue().reads.items_aside) == (0, 0)
     assert len(spool.items("late")) == 2
 
 
@@ -327,11 +327,11 @@ def test_an_expired_item_that_cannot_be_written(tmp_path: Path) -> None:
         pass
     directory.mend()
     assert list(spool.collection.commits.commit()) == [spool.queue("late")]
-    assert (spool.items("late"), spool.queue().set_aside) == ([], 1)
+    assert (spool.items("late"), spool.queue().reads.items_aside) == ([], 1)
     for _ in range(2):
         spool.sweep()
         spool.work()
-    assert (spool.items("late"), spool.queue().set_aside) == ([LARGE], 0)
+    assert (spool.items("late"), spool.queue().reads.items_aside) == ([LARGE], 0)
     spool.kill()
     assert (spool.items(), spool.items("late")) == ([], [LARGE])
     spool.close()
@@ -346,7 +346,7 @@ def test_a_queue_that_cannot_be_written_moves_nothing(tmp_path: Path) -> None:
     spool.collection.sweep()
     assert spool.collection.commits.commit()
     assert spool.writer.step()  # it was taken back meanwhile
-    assert (spool.items("late"), len(spool.queue()), spool.queue().set_aside) == ([], 1, 0)
+    assert (spool.items("late"), len(spool.queue()), spool.queue().reads.items_aside) == ([], 1, 0)
     directory.mend()
     spool.collection.tick()
     for _ in range(2):
@@ -370,15 +370,15 @@ def test_a_large_dead_letter(
         spool.reload(spool.config.model_copy(update={"queues": queues}))
     spool.fill(LARGE, b"next")
     spool.fail(2)
-    assert (spool.items(), spool.items("dead"), spool.queue().open_reads) == ([b"next"], [], 0)
-    assert spool.queue().dead_lettered == 0
+    assert (spool.items(), spool.items("dead"), spool.queue().reads.held) == ([b"next"], [], 0)
+    assert spool.queue().counts.dead_lettered == 0
     assert spool.work()
-    assert spool.queue().dead_lettered == 1
+    assert spool.queue().counts.dead_lettered == 1
     assert f"an item of {len(LARGE)} bytes goes to dead after 2 deliveries" in caplog.text
     for _ in range(1 if journal_off else 2):
-        (record,) = spool.queue("dead").browse(2)
+        (record,) = spool.queue("dead").backlog.browse(2)
         assert (item_data(record), item_deliveries(record)) == (LARGE, 2)
-        assert (spool.items(), spool.queue().open.get(1)) == ([b"next"], None)
+        assert (spool.items(), spool.queue().reads.open.get(1)) == ([b"next"], None)
         spool.kill()
 
 
@@ -399,7 +399,7 @@ def test_a_dead_letter_queue_that_is_full(tmp_path: Path) -> None:
     spool.fail(2)
     spool.add(b"full", name="dead")
     assert spool.work()
-    assert (spool.items(), item_deliveries(spool.queue().browse(1)[0])) == ([LARGE], 2)
+    assert (spool.items(), item_deliveries(spool.queue().backlog.browse(1)[0])) == ([LARGE], 2)
     spool.fail()
     assert (spool.items(), len(spool.writer)) == ([LARGE], 0)
     spool.clock.advance(2)
@@ -418,10 +418,10 @@ def test_a_dead_head_whose_queue_is_filled_meanwhile(tmp_path: Path) -> None:
     spool.fail()
     spool.open_read()
     spool.kill()
-    assert spool.queue().peek() is None
+    assert spool.queue().line.peek() is None
     spool.add(b"full", name="dead")
     assert spool.work()
-    assert (spool.items(), item_deliveries(spool.queue().browse(1)[0])) == ([LARGE], 2)
+    assert (spool.items(), item_deliveries(spool.queue().backlog.browse(1)[0])) == ([LARGE], 2)
     spool.close()
 
 
@@ -430,11 +430,11 @@ def test_a_late_reader_confirms_a_dead_letter(spool: Spool) -> None:
     spool.fill(LARGE)
     spool.fail()
     xid = spool.open_read()
-    spool.queue().give_back((xid,))
-    assert spool.queue().confirm(xid)
+    spool.queue().returns.give_back((xid,))
+    assert spool.queue().reads.confirm(xid)
     spool.commit()
     assert spool.writer.step()
-    assert (spool.items("dead"), spool.queue().set_aside) == ([], 0)
+    assert (spool.items("dead"), spool.queue().reads.items_aside) == ([], 0)
 
 
 def test_a_queue_that_is_deleted_meanwhile(spool: Spool) -> None:
@@ -451,14 +451,16 @@ def test_a_reserved_read_that_is_released_as_dead(spool: Spool, *, counted: bool
     """Its reservation ends at once; after a crash the item is not reserved."""
     spool.fill(LARGE)
     terms = ReserveTerms(lease=60_000, grace=0, owner="", tag="a:1:x")
-    assert spool.queue().reserve(terms, 7, 1, 1) is not None
+    assert spool.queue().reserved.reserve(terms, 7, 1, 1) is not None
     spool.commit()
-    spool.queue().give_back(spool.queue().reserved_with("a:1:x"), counted=counted, is_dead=True)
+    spool.queue().returns.give_back(
+        spool.queue().reserved.with_tag("a:1:x"), counted=counted, is_dead=True
+    )
     spool.commit()
-    assert spool.queue().reserved_with("a:1:x") == ()
+    assert spool.queue().reserved.with_tag("a:1:x") == ()
     spool.kill()
-    assert (spool.items(), spool.queue().reserved_with("a:1:x")) == ([LARGE], ())
-    spool.queue().give_back((spool.open_read(),), counted=counted, is_dead=True)
+    assert (spool.items(), spool.queue().reserved.with_tag("a:1:x")) == ([LARGE], ())
+    spool.queue().returns.give_back((spool.open_read(),), counted=counted, is_dead=True)
     spool.commit()
     spool.work()
     assert (spool.items(), spool.items("dead")) == ([], [LARGE])
@@ -470,15 +472,15 @@ def test_a_reservation_whose_end_cannot_be_written(tmp_path: Path) -> None:
     spool = Spool(directory.path, directory)
     spool.fill(LARGE)
     terms = ReserveTerms(lease=60_000, grace=0, owner="", tag="a:1:x")
-    assert spool.queue().reserve(terms, 7, 1, 1) is not None
+    assert spool.queue().reserved.reserve(terms, 7, 1, 1) is not None
     spool.commit()
     directory.fail = lambda point: point == "append to jobs"
-    xids = spool.queue().reserved_with("a:1:x")
-    spool.queue().give_back(xids, is_dead=True)
+    xids = spool.queue().reserved.with_tag("a:1:x")
+    spool.queue().returns.give_back(xids, is_dead=True)
     assert spool.collection.commits.commit()
     directory.mend()
-    assert spool.queue().reserved_with("a:1:x") == xids
-    assert spool.queue().set_aside == 0
+    assert spool.queue().reserved.with_tag("a:1:x") == xids
+    assert spool.queue().reads.items_aside == 0
     assert spool.writer.step()
     assert spool.items("dead") == []
     spool.close()
@@ -496,7 +498,7 @@ def test_a_dead_letter_is_on_disk_before_it_has_left(tmp_path: Path) -> None:
     spool.fail()
     xid = spool.open_read()
     directory.fail = lambda point: point.startswith("sync") and "dead" in point
-    spool.queue().give_back((xid,))
+    spool.queue().returns.give_back((xid,))
     directory.mend()
     spool.commit()
     assert spool.items() == [LARGE]

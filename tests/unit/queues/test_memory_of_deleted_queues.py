@@ -45,7 +45,7 @@ def use(spool: LocalQueues) -> None:
         if number % 2:
             spool.take()
     spool.open_read()
-    spool.queue().add_delayed(b"late", spool.clock.now() + 1000)
+    spool.queue().add(b"late", due=spool.clock.now() + 1000)
     spool.commit()
     spool.collection.sweep()
     spool.collection.tick()

@@ -128,7 +128,7 @@ def test_a_read_is_sampled_with_its_delivery(collection: QueueCollection, clock:
     queue.add(b"x")
     collection.commits.commit()
     clock.advance(2.5)
-    queue.remove()
+    queue.line.remove()
     sample = latencies.choose_sample(1, collection.commits.dirty)
     assert sample is not None
     collection.commits.commit()

@@ -11,6 +11,7 @@ from kestrelmq.config import QueueConfig, ServerConfig, config_from_toml
 from kestrelmq.errors import InvalidQueueName, JournalError, QueueUnavailable
 from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import item, item_deliveries
+from kestrelmq.queue.adding import Put
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queues.browsing import View
 from kestrelmq.queues.moving import SLICE_BYTES, SLICE_ITEMS, Copy, Move, Moved, Redrive
@@ -68,7 +69,7 @@ def test_a_refusal_ends_the_move(tmp_path: Path) -> None:
     assert (spool.items(), spool.items("late")) == ([b"3"], [b"1", b"2"])
     spool.collection.pause("late", Paused.WRITES)
     assert move(spool) == (0, "queue late is paused for writes")
-    assert (spool.queue().open_reads, "dead" in spool.collection.queues) == (0, False)
+    assert (spool.queue().reads.held, "dead" in spool.collection.queues) == (0, False)
     spool.close()
 
 
@@ -280,8 +281,8 @@ def dead_letters(path: Path, **queues: QueueConfig) -> LocalQueues:
 def fail(spool: LocalQueues, name: str, *items: bytes) -> None:
     """Add items to a queue only, and let each fail there."""
     for data in items:
-        assert spool.queue(name).add_alone(item(spool.clock.now(), 0, data))
-        spool.queue(name).give_back((spool.open_read(name),), why="it is bad")
+        assert spool.queue(name).accept(Put(item(spool.clock.now(), 0, data)), alone=True)
+        spool.queue(name).returns.give_back((spool.open_read(name),), why="it is bad")
         spool.commit()
 
 
@@ -309,7 +310,7 @@ def test_each_dead_letter_goes_to_its_own_origin_only(tmp_path: Path, size: int)
         fail(spool, name, name[-1:].encode() * size)
     died = spool.clock.now()
     for _ in range(2):
-        found = [dead_letter(one) for one in spool.queue("dead").browse(9)]
+        found = [dead_letter(one) for one in spool.queue("dead").backlog.browse(9)]
         assert found == [
             DeadLetter(name, died, "it is bad") for name in ("work", "orders", "orders+audit")
         ]
@@ -323,7 +324,7 @@ def test_each_dead_letter_goes_to_its_own_origin_only(tmp_path: Path, size: int)
             "orders+audit": [b"t" * size],
             "orders+billing": [],
         }
-        (again,) = spool.queue("work").browse(1)
+        (again,) = spool.queue("work").backlog.browse(1)
         assert (dead_letter(again), item_deliveries(again)) == (None, 0)
         spool.restart()
     spool.close()
@@ -361,7 +362,12 @@ def test_letters_whose_origin_cannot_have_them_stay(tmp_path: Path) -> None:
     assert stopped.startswith("4 stay: queue gone is gone; no forbidden; where they came from is")
     for _ in range(2):
         assert spool.items("dead") == [b"full", b"gone", b"forbidden", b"unknown"]
-        assert [item_deliveries(one) for one in spool.queue("dead").browse(9)] == [1, 1, 1, 0]
+        assert [item_deliveries(one) for one in spool.queue("dead").backlog.browse(9)] == [
+            1,
+            1,
+            1,
+            0,
+        ]
         spool.restart()
     spool.take("full")
     assert redrive(spool, None, "forbidden")[0] == 1
@@ -385,12 +391,12 @@ def test_a_redrive_that_was_killed_loses_and_counts_nothing(tmp_path: Path) -> N
     spool = dead_letters(tmp_path)
     fail(spool, "work", b"1", b"2")
     spool.add(b"unknown", name="dead")
-    before = [dead_letter(one) for one in spool.queue("dead").browse(9)]
+    before = [dead_letter(one) for one in spool.queue("dead").backlog.browse(9)]
     slices = Redrive(spool.collection, spool.queue("dead"), None, bool).slices()
     next(slices)
     spool.commit()
     spool.kill()
-    left = list(spool.queue("dead").browse(9))
+    left = list(spool.queue("dead").backlog.browse(9))
     assert [dead_letter(one) for one in left] == before
     assert [item_deliveries(one) for one in left] == [1, 1, 0]
     spool.close()
@@ -416,4 +422,4 @@ def test_a_move_that_was_killed_counts_no_delivery(spool: LocalQueues) -> None:
     next(slices)
     spool.commit()
     spool.kill()
-    assert [item_deliveries(record) for record in spool.queue().browse(9)] == [0, 0, 0]
+    assert [item_deliveries(record) for record in spool.queue().backlog.browse(9)] == [0, 0, 0]

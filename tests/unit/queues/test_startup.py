@@ -46,7 +46,7 @@ class Starting:
 
     def items(self, name: str) -> list[bytes]:
         """Return what waits in a queue."""
-        return [item_data(record) for record in self.collection.queues[name].browse(100)]
+        return [item_data(record) for record in self.collection.queues[name].backlog.browse(100)]
 
 
 def put(path: Path, name: str, *items: bytes, expiry: int = 0) -> None:
@@ -164,8 +164,8 @@ def test_expired_items_wait_for_where_they_go(tmp_path: Path) -> None:
     for _ in range(2):
         starting.worker.step()
         starting.collection.sweep()
-        assert starting.collection.queues["work"].remove() is None
-        assert starting.collection.queues["work"].set_aside == 1
+        assert starting.collection.queues["work"].line.remove() is None
+        assert starting.collection.queues["work"].reads.items_aside == 1
     starting.finish()
     starting.collection.sweep()
     assert starting.items("work") == []

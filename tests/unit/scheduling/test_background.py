@@ -29,7 +29,7 @@ class Reader:
     ) -> None:
         self.told: list[object] = []
         self._broken = broken
-        queue.wait(Waiter(wanted, self.serve, self.told.append))
+        queue.waiters.add(Waiter(wanted, self.serve, self.told.append))
 
     def serve(self, record: Item | None, _xid: int) -> None:
         """Take note of an item."""
@@ -85,14 +85,14 @@ def test_overdue_reads_that_cannot_be_written_are_given_back_later(tmp_path: Pat
     disk.clock.advance(6)
     disk.collection.check_deadlines()
     assert isinstance(disk.collection.commits.commit()[queue], JournalError)
-    assert list(queue.open) == xids
+    assert list(queue.reads.open) == xids
     disk.crashing.mend()
     disk.collection.check_deadlines()
-    assert list(queue.open) == xids, "it is not tried again at once"
+    assert list(queue.reads.open) == xids, "it is not tried again at once"
     disk.clock.advance(1)
     disk.collection.check_deadlines()
     disk.commit()
-    assert [item_data(record) for record in queue.browse(9)] == [b"0", b"1"]
+    assert [item_data(record) for record in queue.backlog.browse(9)] == [b"0", b"1"]
     disk.close()
 
 
@@ -103,7 +103,7 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     for number in range(3):
         queue.add(b"%d" % number)
     for seconds in (3, 2, 1):
-        assert queue.open_read(seconds) is not None
+        assert queue.line.open_read(seconds) is not None
     readers = [Reader(queue) for _ in range(3)]
     disk.clock.advance(4)
     disk.collection.check_deadlines()
@@ -120,14 +120,14 @@ def test_many_reads_that_are_overdue_together(tmp_path: Path) -> None:
     lengths: list[int] = []
     for _ in disk.collection.checking_deadlines():
         if not lengths:
-            queue.confirm(xids[0])  # whoever has a read may end it until it is given back
-            queue.extend(xids[1], 60)
+            queue.reads.confirm(xids[0])  # whoever has a read may end it until it is given back
+            queue.reads.extend(xids[1], 60)
         lengths.append(len(queue))
         disk.commit()
     assert lengths == sorted(set(lengths))
     assert len(lengths) > 4
-    assert list(queue.open) == [xids[1]]
-    assert [int(item_data(record)) for record in queue.browse(4000)] == list(range(2, 3000))
+    assert list(queue.reads.open) == [xids[1]]
+    assert [int(item_data(record)) for record in queue.backlog.browse(4000)] == list(range(2, 3000))
     disk.restart()
     assert len(disk.queue()) == 2999
     disk.close()
@@ -141,11 +141,11 @@ def test_a_reader_passes_over_overdue_reads_that_have_ended(tmp_path: Path) -> N
     disk.clock.advance(6)
     next(disk.collection.checking_deadlines())
     assert 0 < len(queue) < 1500
-    queue.confirm(xids[0])
-    queue.extend(xids[1], 60)
+    queue.reads.confirm(xids[0])
+    queue.reads.extend(xids[1], 60)
     assert disk.take() == b"2"
     disk.collection.check_deadlines()
-    assert [int(item_data(record)) for record in queue.browse(2000)] == list(range(3, 1500))
+    assert [int(item_data(record)) for record in queue.backlog.browse(2000)] == list(range(3, 1500))
     disk.close()
 
 
@@ -156,11 +156,11 @@ def test_a_reader_does_not_wait_for_overdue_reads_that_have_all_ended(tmp_path: 
     disk.clock.advance(6)
     next(disk.collection.checking_deadlines())
     first = int(disk.items()[0])
-    queue.confirm_all(xids[:first])
+    queue.reads.confirm_all(xids[:first])
     disk.commit()
     assert len(queue.reads.overdue) > 0
     assert [disk.take() for _ in range(2)] == [b"%d" % first, b"%d" % (first + 1)]
-    assert not queue.is_returning
+    assert not queue.returns.is_returning
     disk.close()
 
 
@@ -177,7 +177,7 @@ class Returning:
 
     def give_back(self, xids: Sequence[int]) -> None:
         """Give some of them back."""
-        self._queue.give_back(xids)
+        self._queue.returns.give_back(xids)
         self._xids = [xid for xid in self._xids if xid not in xids]
 
     def give_back_some(self) -> bool:
@@ -189,18 +189,19 @@ class Returning:
 def test_to_stop_what_has_ended_stops_no_other(tmp_path: Path) -> None:
     """A client may go when its reads are back already, while those of another come back."""
     disk = Disk(tmp_path)
-    xids, queue = disk.opened("jobs", 3), disk.queue()
-    first, second = Returning(queue, xids[2:]), Returning(queue, xids[:2])
-    for one in (first, second):
-        queue.begin_giving_back(one)
-    queue.give_back_some()
-    queue.stop_giving_back(first)
-    assert [queue.is_giving_back(one) for one in (first, second)] == [False, True]
-    queue.give_back_some()
-    queue.stop_giving_back(second)
-    assert not queue.is_returning
+    xids, queue = disk.opened("jobs", 4), disk.queue()
+    returned = Returning(queue, xids[2:]), Returning(queue, xids[:2])
+    first, second = map(queue.returns.in_pieces, returned)
+    next(first)
+    next(second)  # the last read of the first one
+    first.close()
+    states = [queue.returns.is_returning]
+    next(second)
+    second.close()
+    states.append(queue.returns.is_returning)
+    assert states == [True, False]
     disk.commit()
-    assert (disk.items(), list(queue.open)) == ([b"1", b"2"], xids[:1])
+    assert (disk.items(), list(queue.reads.open)) == ([b"1", b"2", b"3"], xids[:1])
     disk.close()
 
 
@@ -208,7 +209,7 @@ def test_the_last_read_that_ends_takes_all_deadlines_with_it(tmp_path: Path) -> 
     """At the next upkeep, if not earlier; nothing is to be looked at later."""
     disk = Disk(tmp_path, open_transaction_timeout=3600)
     xids, queue = disk.opened("jobs", 9), disk.queue()
-    queue.confirm_all(xids)
+    queue.reads.confirm_all(xids)
     disk.commit()
     assert queue.next_deadline is not None
     disk.collection.tick()
@@ -223,19 +224,19 @@ def test_the_deadlines_of_ended_reads_are_forgotten(tmp_path: Path) -> None:
     kept = disk.opened("jobs", 100)
     for _ in range(5000):
         queue.add(b"x")
-        read = queue.open_read()
+        read = queue.line.open_read()
         assert read is not None
-        queue.confirm(read[0])
-        queue.extend(kept[0], 60)
+        queue.reads.confirm(read[0])
+        queue.reads.extend(kept[0], 60)
     disk.commit()
     reads = queue.reads
     assert len(reads._deadlines) < 10 * len(kept)
     disk.clock.advance(61)
     disk.collection.check_deadlines()
-    assert list(queue.open) == kept[1:]
+    assert list(queue.reads.open) == kept[1:]
     disk.clock.advance(3600)
     disk.collection.check_deadlines()
-    assert not queue.open
+    assert not queue.reads.open
     assert not reads.has_deadlines
     disk.close()
 
@@ -265,7 +266,7 @@ def test_reads_come_back_in_order_after_a_restart(tmp_path: Path) -> None:
     disk.restart()
     for _ in range(3):
         disk.open_read()
-    assert list(disk.queue().open) == [12, 13, 14]
+    assert list(disk.queue().reads.open) == [12, 13, 14]
     disk.restart()
     assert disk.items() == [b"a", b"b", b"c"]
     disk.close()
@@ -278,9 +279,9 @@ def test_a_read_that_is_over_does_not_come_back(
     disk = Disk(tmp_path, open_transaction_timeout=5)
     done, extended = disk.opened("jobs", 2)
     queue = disk.queue()
-    assert queue.confirm(done)
-    assert queue.extend(extended, 9)
-    assert not queue.extend(done, 9)
+    assert queue.reads.confirm(done)
+    assert queue.reads.extend(extended, 9)
+    assert not queue.reads.extend(done, 9)
     for seconds, expected in ((6, []), (4, [b"1"])):
         disk.clock.advance(seconds)
         disk.collection.check_deadlines()
@@ -296,12 +297,12 @@ def test_reads_that_are_over_take_no_memory_until_their_time_is_up(tmp_path: Pat
     disk = Disk(tmp_path)
     queue = disk.queue()
     disk.add(b"open")
-    assert queue.open_read(3600) is not None
+    assert queue.line.open_read(3600) is not None
     for _ in range(1000):
         queue.add(b"x")
-        opened = queue.open_read(7200)
+        opened = queue.line.open_read(7200)
         assert opened is not None
-        queue.confirm(opened[0])
+        queue.reads.confirm(opened[0])
         disk.commit()
     assert len(queue.reads._deadlines) < 100
     disk.clock.advance(3600)
@@ -388,8 +389,8 @@ def test_a_reader_that_cannot_be_told_of_an_error_hurts_nobody_else(
     def broken(_error: KestrelError) -> None:
         raise ValueError("a bug of the reader's")
 
-    queue.wait(Waiter(ReadMode.REMOVE, _nobody, broken))
-    queue.wait(Waiter(ReadMode.REMOVE, _nobody, told.append))
+    queue.waiters.add(Waiter(ReadMode.REMOVE, _nobody, broken))
+    queue.waiters.add(Waiter(ReadMode.REMOVE, _nobody, told.append))
     queue.add(b"2")
     assert [str(error).startswith("queue jobs cannot be read: ") for error in told] == [True]
     assert "a bug of the reader's" in caplog.text

@@ -26,7 +26,7 @@ class Queues:
         for number in range(count):
             queue = self.collection.obtain(f"queue-{number}")
             queue.add(b"x")
-            assert queue.reserve(LONG, number, 1, 100) is not None
+            assert queue.reserved.reserve(LONG, number, 1, 100) is not None
         self.collection.commits.commit()
         self.collection.check_deadlines()
 
@@ -50,8 +50,8 @@ def queues(tmp_path: Path) -> Queues:
 def test_what_is_not_due_costs_nothing(queues: Queues) -> None:
     """Deadlines that are far away are not looked at; those that are due are, one by one."""
     assert queues.steps() == 0
-    queues.collection.queues["queue-3"].extend_leases(
-        queues.collection.queues["queue-3"].reserved_by("worker"), 1
+    queues.collection.queues["queue-3"].reads.extend_leases(
+        queues.collection.queues["queue-3"].reserved.of_owner("worker"), 1
     )
     assert queues.steps() == 1
     assert queues.steps() == 0
@@ -98,7 +98,7 @@ def test_an_owner_that_was_lost_before_does_not_lose_what_it_gets(queues: Queues
     queues.collection.owners.disconnected("worker", queues.clock.monotonic())
     late = queues.collection.obtain("late")
     late.add(b"x")
-    assert late.reserve(LONG, 7, 1, 100) is not None
+    assert late.reserved.reserve(LONG, 7, 1, 100) is not None
     queues.clock.advance(1)
     queues.steps()
     assert (queues.given_back(), len(late)) == (150, 0)
@@ -111,7 +111,7 @@ def test_the_clock_is_set_forward(tmp_path: Path) -> None:
     collection = QueueCollection(ServerConfig(queue_path=tmp_path), clock)
     collection.open()
     queue = collection.obtain("work")
-    assert queue.add_delayed(b"x", clock.now() + 3_600_000)
+    assert queue.add(b"x", due=clock.now() + 3_600_000)
     collection.commits.commit()
     collection.check_deadlines()
     clock.step(-60_000)

@@ -32,7 +32,7 @@ def test_nothing_is_timed(tmp_path: Path) -> None:
     """Queues without timeouts and periodic syncs need nobody to keep the time."""
     collection, calls = opened(tmp_path, FakeClock())
     collection.add("work", b"a")
-    collection.obtain("work").open_read()
+    collection.obtain("work").line.open_read()
     collection.commits.commit()
     assert calls == []
     assert not collection.commits.needs_timer
@@ -46,8 +46,8 @@ def test_open_read_is_timed(tmp_path: Path) -> None:
     for data in (b"a", b"b"):
         collection.add("work", data)
     queue = collection.obtain("work")
-    queue.open_read()
-    queue.open_read()
+    queue.line.open_read()
+    queue.line.open_read()
     assert calls == ["timed"]
     before = collection.commits.needs_timer
     clock.advance(5)
@@ -96,9 +96,9 @@ def refusals(queue: Queue) -> list[bool]:
     found = []
     for operation in (
         lambda: queue.add(b"refused"),
-        queue.remove,
-        queue.open_read,
-        lambda: queue.add_delayed(item(1 << 42, 0, b"refused"), 1 << 42),
+        queue.line.remove,
+        queue.line.open_read,
+        lambda: queue.add(item(1 << 42, 0, b"refused"), due=1 << 42),
     ):
         try:
             operation()
@@ -118,16 +118,18 @@ def test_nothing_is_added_or_taken_after_a_failed_sync(tmp_path: Path) -> None:
     served: list[Item | None] = []
     for data in (b"a", b"b"):
         queue.add(data)
-    opened = queue.open_read()
+    opened = queue.line.open_read()
     assert opened is not None
     queues.commit()
     disk.break_steps("sync")
     assert sync_now(queue) is not None
     assert refusals(queue) == [True] * 4
     assert not queue.has_room(1)
-    assert queue.confirm(opened[0])
+    assert queue.reads.confirm(opened[0])
     queue.flush()
-    queue.wait(Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected))
+    queue.waiters.add(
+        Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected)
+    )
     queues.commit()
     queue.tick()
     assert refusals(queue)[0], "the journal cannot be rewritten yet"
@@ -150,13 +152,15 @@ def test_waiting_readers_are_served_once_the_journal_is_well(tmp_path: Path) -> 
     queue = queues.collection.obtain("work")
     served: list[Item | None] = []
     queue.add(b"a")
-    opened = queue.open_read()
+    opened = queue.line.open_read()
     assert opened is not None
-    queue.wait(Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected))
+    queue.waiters.add(
+        Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected)
+    )
     queues.commit()
     disk.break_steps("sync")
     assert sync_now(queue) is not None
-    assert queue.unremove(opened[0])
+    assert queue.returns.give_back([opened[0]])
     queues.commit()
     assert (served, len(queue)) == ([], 1)
     disk.mend()

@@ -44,7 +44,7 @@ def test_a_read_that_could_not_be_opened_before_a_wait_is_not_answered(tmp_path:
         first, second = turning.connect("memcache"), turning.connect("memcache")
         disk.break_steps("append")
         await turning.send(first, b"get work/open other/open/t=60000\r\n")
-        await turning.until(lambda: queue.open_reads == 0)
+        await turning.until(lambda: queue.reads.held == 0)
         disk.mend()
         await turning.send(second, b"set other 0 0 1\r\ny\r\n")
         assert await turning.receive(second, b"\r\n") == b"STORED\r\n"
@@ -76,9 +76,9 @@ def test_a_read_that_could_not_be_opened_is_nobodys(tmp_path: Path, kind: str) -
         await turning.send(second, b"get work/open\r\n")
         assert b"\r\nx\r\n" in await turning.receive(second, b"END\r\n")
         await turning.hang_up(first)
-        assert (len(queue), queue.open_reads) == (0, 1)
+        assert (len(queue), queue.reads.held) == (0, 1)
         await turning.hang_up(second)
-        assert (len(queue), queue.open_reads) == (1, 0)
+        assert (len(queue), queue.reads.held) == (1, 0)
 
     with turning:
         turning.run(scenario())
@@ -101,7 +101,7 @@ def test_other_open_reads_stay_when_one_could_not_be_opened(tmp_path: Path) -> N
         disk.mend()
         await turning.send(client, b"get other/close\r\n")
         assert await turning.receive(client, b"END\r\n") == b"END\r\n"
-        assert turning.collection.obtain("other").open_reads == 0
+        assert turning.collection.obtain("other").reads.held == 0
         await turning.hang_up(client)
 
     with turning:
@@ -134,7 +134,7 @@ def test_a_read_whose_sync_failed_is_given_back(tmp_path: Path, kind: str) -> No
         await turning.until(lambda: number not in turning.connections)
         assert client.recv(9999).startswith(error)
         disk.mend()
-        await wait_for(turning, lambda: all(queue.open_reads == 0 for queue in queues))
+        await wait_for(turning, lambda: all(queue.reads.held == 0 for queue in queues))
         assert [len(queue) for queue in queues] == [1, 1]
         client.close()
 
@@ -174,7 +174,7 @@ def test_a_removed_item_reaches_its_client_although_the_sync_failed(
         disk.break_steps("sync")
         await turning.send(client, request)
         assert item in await turning.receive(client, end)
-        assert len(queue) == queue.open_reads == 0
+        assert len(queue) == queue.reads.held == 0
         await turning.send(other, b"set work 0 0 1\r\ny\r\n")
         assert (await turning.receive(other, b"\r\n")).startswith(b"SERVER_ERROR queue work")
         assert len(queue) == 0
@@ -198,7 +198,7 @@ def is_well(queue: Queue) -> bool:
 
 def data_of(queue: Queue) -> list[bytes]:
     """Return the items of a queue."""
-    return [item_data(record) for record in queue.browse(9)]
+    return [item_data(record) for record in queue.backlog.browse(9)]
 
 
 @pytest.mark.parametrize("broken", ["first", "second"])
@@ -243,7 +243,7 @@ def test_one_of_several_queues_that_cannot_be_written(
         await wait_for(
             turning, lambda: left == {name: data_of(queue) for name, queue in queues.items()}
         )
-        assert not any(queue.open_reads for queue in queues.values())
+        assert not any(queue.reads.held for queue in queues.values())
         await turning.hang_up(client)
 
     with turning:
@@ -289,10 +289,10 @@ def test_a_read_that_could_not_be_ended_comes_back(tmp_path: Path, kind: str) ->
             await turning.send(client, ending)
             await turning.receive(client, b"\n")
         await turning.hang_up(client)
-        assert queue.failure is not None
+        assert queue.writing.failure is not None
         disk.mend()
         await wait_for(turning, lambda: len(queue) == 2)
-        assert [item_data(record) for record in queue.browse(9)] == [b"1", b"2"]
+        assert [item_data(record) for record in queue.backlog.browse(9)] == [b"1", b"2"]
 
     with turning:
         turning.run(scenario())
@@ -316,16 +316,16 @@ def test_items_that_a_waiting_client_did_not_get(
         queue.add(b"1")
         client = turning.connect(protocol)
         await turning.send(client, request_)
-        assert queue.open_reads == 1
+        assert queue.reads.held == 1
         disk.break_steps("append")
         (queue if protocol == "thrift" else other).add(b"2")
         with pytest.raises(JournalError):
             await turning.turns.committed(queue)
-        assert queue.open_reads == 1
+        assert queue.reads.held == 1
         disk.mend()
         await wait_for(turning, lambda: len(queue) == 1)
         await turning.hang_up(client)
-        assert [item_data(record) for record in queue.browse(9)] == [b"1"]
+        assert [item_data(record) for record in queue.backlog.browse(9)] == [b"1"]
 
     with turning:
         turning.run(scenario())

@@ -72,8 +72,8 @@ def test_a_waiting_request_is_answered_without_an_item(tmp_path: Path, kind: str
         await turning.turn()
         for name, item in (("full", b"x"), ("work", b"y")):
             queue = turning.collection.obtain(name)
-            assert [item_data(one) for one in queue.browse(9)] == [item]
-            assert (queue.open_reads, queue.waiting_readers) == (0, 0)
+            assert [item_data(one) for one in queue.backlog.browse(9)] == [item]
+            assert (queue.reads.held, queue.waiters.readers) == (0, 0)
 
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
@@ -95,7 +95,7 @@ def test_the_end_of_input_that_is_not_read_ends_a_wait(tmp_path: Path, kind: str
         client.shutdown(socket.SHUT_WR)
         await turning.receive(client, b"END\r\n")
         await turning.until(lambda: not turning.connections)
-        assert turning.collection.obtain("work").waiting_readers == 0
+        assert turning.collection.obtain("work").waiters.readers == 0
         client.close()
 
     with Turning(tmp_path) as turning:

@@ -110,14 +110,14 @@ def test_a_read_that_cannot_be_written(tmp_path: Path, request_: bytes) -> None:
         queue = turning.collection.obtain("work")
         queue.add(DATA)
         await turning.turn()
-        await turning.until(lambda: not queue.is_writing)
+        await turning.until(lambda: not queue.writing.is_writing)
         client = turning.connect("memcache")
         disk.break_steps("append")
         await turning.send(client, request_)
         assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR")
         disk.mend()
         await turning.hang_up(client)
-        assert [item_data(record) for record in queue.browse(2)] == [DATA]
+        assert [item_data(record) for record in queue.backlog.browse(2)] == [DATA]
 
     with turning:
         turning.run(scenario())

@@ -187,7 +187,7 @@ def test_queues_that_come_and_go_while_they_are_listed(tmp_path: Path) -> None:
         collection = turning.collection
         for queue in collection.queues.values():
             queue.add(b"x")
-            queue.remove()
+            queue.line.remove()
         work = turning.context.server_stats()
         next(work)
         for name in list(collection.queues)[::2]:

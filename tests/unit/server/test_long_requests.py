@@ -131,7 +131,9 @@ async def send(client: socket.socket, turning: Turning, request: bytes) -> None:
 
 def waiting(turning: Turning) -> list[bytes]:
     """Return what is in the queue."""
-    return [item_data(record) for record in turning.collection.queues["work"].browse(COUNT + 1)]
+    return [
+        item_data(record) for record in turning.collection.queues["work"].backlog.browse(COUNT + 1)
+    ]
 
 
 @pytest.mark.compiled
@@ -154,7 +156,8 @@ def test_others_are_served_while_many_items_are_added(tmp_path: Path, protocol: 
         other.close()
         await turning.until(lambda: not turning.connections)
         assert [
-            item_data(record) for record in turning.collection.queues["work"].browse(3 * COUNT)
+            item_data(record)
+            for record in turning.collection.queues["work"].backlog.browse(3 * COUNT)
         ] == (ITEMS * 2)
 
     run(tmp_path, scenario)
@@ -293,7 +296,7 @@ def test_a_thrift_get_of_many_items(tmp_path: Path) -> None:
             found.append(received[at + 7 : at + 7 + size])
             at += 7 + size + 12
         assert found == ITEMS
-        assert len(queue) == len(queue.open) == 0
+        assert len(queue) == len(queue.reads.open) == 0
         client.close()
 
     run(tmp_path, scenario)

@@ -39,7 +39,7 @@ def test_a_wait_ends_and_takes_nothing(tmp_path: Path, kind: str) -> None:
         work, held = turning.collection.obtain("work"), turning.collection.obtain("held")
         work.add(b"x")
         held.add(b"y")
-        opened = work.open_read()
+        opened = work.line.open_read()
         assert opened is not None
         client = turning.connect(protocol)
         await turning.send(client, request)
@@ -47,10 +47,10 @@ def test_a_wait_ends_and_takes_nothing(tmp_path: Path, kind: str) -> None:
         await turning.until(lambda: connection.state == "waiting")
         turning.context.status.set(Status.QUIESCENT)
         await turning.receive(client, end)
-        work.unremove(opened[0])
+        work.returns.give_back([opened[0]])
         await turning.turn()
         for queue in (work, held):
-            assert (len(queue), queue.open_reads, queue.waiting_readers) == (1, 0, 0)
+            assert (len(queue), queue.reads.held, queue.waiters.readers) == (1, 0, 0)
         client.close()
 
     with Turning(tmp_path, config) as turning:
@@ -70,7 +70,7 @@ def test_a_monitor_ends_and_its_reads_can_be_confirmed(tmp_path: Path) -> None:
         await turning.receive(client, b"END\r\n")
         await turning.send(client, b"confirm work 1\r\n")
         await turning.receive(client, b"END\r\n")
-        assert (len(queue), queue.open_reads) == (0, 0)
+        assert (len(queue), queue.reads.held) == (0, 0)
         await turning.send(client, b"get work/t=60000\r\n")
         assert b"quiescent" in await turning.receive(client, b"\r\n")
         client.close()

@@ -61,10 +61,12 @@ def run(path: Path, scenario: Coroutine[Any, Any, None], turning: Turning) -> No
     """Run `scenario`, and check that the queue's journal says what it left."""
     with turning:
         turning.run(scenario)
-        left = [item_data(record) for record in turning.collection.obtain("work").browse(HELD)]
+        left = [
+            item_data(record) for record in turning.collection.obtain("work").backlog.browse(HELD)
+        ]
     with Turning(path) as again:
         queue = again.collection.obtain("work")
-        assert [item_data(record) for record in queue.browse(HELD)] == left
+        assert [item_data(record) for record in queue.backlog.browse(HELD)] == left
 
 
 async def answered_meanwhile(turning: Turning, other: socket.socket, condition: Any) -> int:
@@ -96,7 +98,7 @@ def test_a_read_behind_many_expired_items(tmp_path: Path, kind: str) -> None:
         received = bytearray()
         while reply not in received:
             received += await turning.receive_some(client)
-        assert queue.expired_items == COUNT
+        assert queue.counts.expired_items == COUNT
         client.close()
         other.close()
         await turning.until(lambda: not turning.connections)
@@ -119,7 +121,7 @@ def test_a_thrift_peek_behind_many_expired_items(tmp_path: Path) -> None:
         received = bytearray()
         while b"\0\0\0\x04live" not in received:
             received += await turning.receive_some(client)
-        assert queue.expired_items == COUNT
+        assert queue.counts.expired_items == COUNT
         client.close()
         other.close()
         await turning.until(lambda: not turning.connections)
@@ -182,7 +184,7 @@ def test_a_task_behind_many_expired_items(tmp_path: Path) -> None:
         task = asyncio.create_task(awaited.reserve(Reserve(("work",), 1, 9999)))
         assert await answered_meanwhile(turning, other, task.done) > 1
         awaited.sent()
-        assert (queue.expired_items, queue.open_reads) == (COUNT, 1)
+        assert (queue.counts.expired_items, queue.reads.held) == (COUNT, 1)
         other.close()
         await turning.until(lambda: not turning.connections)
 
@@ -211,7 +213,7 @@ def test_a_sweep_of_many_expired_items(
         assert len(queue) == COUNT + 1 - most
         assert len(set(lengths)) >= most // 500
         if target is not None:
-            moved = turning.collection.obtain(target).browse(COUNT)
+            moved = turning.collection.obtain(target).backlog.browse(COUNT)
             assert [item_data(record) for record in moved] == [b"%d" % at for at in range(most)]
 
     run(tmp_path, scenario(), turning)
@@ -261,7 +263,7 @@ async def hold(turning: Turning, protocol: str) -> tuple[Queue, socket.socket]:
     end = b"\r\n" if protocol == "memcache" else b"\n"
     await turning.send(client, b"monitor work 0 %d" % HELD + end)
     await turning.receive(client, b"END\r\nEND\r\n" if protocol == "memcache" else b"*\n")
-    assert queue.open_reads == HELD
+    assert queue.reads.held == HELD
     return queue, client
 
 
@@ -293,12 +295,12 @@ def test_many_reads_are_confirmed(
         other = turning.connect("memcache")
         await turning.send(client, request % (HELD + 1))
         assert await turning.receive(client, refusal) == refusal
-        assert queue.open_reads == HELD
+        assert queue.reads.held == HELD
         await turning.send(client, request % HELD)
-        assert 0 < queue.open_reads < HELD
-        assert await answered_meanwhile(turning, other, lambda: not queue.open_reads) > 1
+        assert 0 < queue.reads.held < HELD
+        assert await answered_meanwhile(turning, other, lambda: not queue.reads.held) > 1
         assert await turning.receive(client, all_of_them) == all_of_them
-        assert (len(queue), queue.open_reads) == (0, 0)
+        assert (len(queue), queue.reads.held) == (0, 0)
         client.close()
         other.close()
         await turning.until(lambda: not turning.connections)
@@ -321,13 +323,13 @@ def test_a_client_with_many_reads_leaves(
         if is_confirming:
             end = b"\r\n" if protocol == "memcache" else b"\n"
             await turning.send(client, b"confirm work %d" % HELD + end)
-        left = queue.open_reads
+        left = queue.reads.held
         assert (left == HELD) is not is_confirming
         turning.connections[client.fileno()].close()
         client.close()
         assert 0 < len(queue) < left
-        assert await answered_meanwhile(turning, other, lambda: not queue.open_reads) >= 1
-        found = [item_data(record) for record in queue.browse(HELD)]
+        assert await answered_meanwhile(turning, other, lambda: not queue.reads.held) >= 1
+        found = [item_data(record) for record in queue.backlog.browse(HELD)]
         assert found == [b"%05d" % number for number in range(HELD - left, HELD)]
         other.close()
         await turning.until(lambda: not turning.connections)
@@ -364,7 +366,7 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
     async def scenario() -> None:
         queue, client = await (reserve(turning) if "owner" in end else hold(turning, "memcache"))
         if end == "time is up":
-            for read in queue.open.values():
+            for read in queue.reads.open.values():
                 queue.reads.set_deadline(read, 0)
         reader, monitor = turning.connect("memcache"), turning.connect("text")
         if not is_waiting:
@@ -372,11 +374,11 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
         await turning.send(reader, b"get work/t=600000\r\n")
         await turning.send(monitor, b"monitor work 600000 2\n")
         if is_waiting:
-            await turning.until(lambda: queue.waiting_readers == 2)
+            await turning.until(lambda: queue.waiters.readers == 2)
             await begin_return(turning, queue, client, end)
         assert await turning.receive(reader, b"END\r\n") == b"VALUE work 0 5\r\n00000\r\nEND\r\n"
         assert await turning.receive(monitor, b"*\n") == b":00001\n:00002\n*\n"
-        assert queue.is_returning
+        assert queue.returns.is_returning
         peek = turning.connect("memcache")
         await turning.send(peek, b"get work/peek\r\n")
         assert await turning.receive(peek, b"END\r\n") == b"VALUE work 0 5\r\n00003\r\nEND\r\n"
@@ -384,12 +386,12 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
             assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
         if end == "time is up":
             await turning.until(lambda: queue.check_deadlines() is None)
-        await turning.until(lambda: not queue.is_returning)
-        found = [item_data(record) for record in queue.browse(HELD)]
+        await turning.until(lambda: not queue.returns.is_returning)
+        found = [item_data(record) for record in queue.backlog.browse(HELD)]
         assert found == [b"%05d" % number for number in range(3, HELD)]
         for one in (client, reader, monitor, peek):
             one.close()
-        await turning.until(lambda: not turning.connections and not queue.is_returning)
+        await turning.until(lambda: not turning.connections and not queue.returns.is_returning)
 
     run(tmp_path, scenario(), turning)
 
@@ -401,17 +403,17 @@ def test_who_reads_while_reads_that_are_over_come_back(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")
-        queue.give_back(list(queue.open))
+        queue.returns.give_back(list(queue.reads.open))
         await leave(turning, client)
-        assert queue.is_returning
+        assert queue.returns.is_returning
         reader = turning.connect("memcache")
         await turning.send(reader, b"get work/peek\r\nget work\r\n")
         item = b"VALUE work 0 5\r\n00000\r\nEND\r\n"
         assert await turning.receive(reader, item + item) == item + item
         reader.close()
-        await turning.until(lambda: not turning.connections and not queue.is_returning)
+        await turning.until(lambda: not turning.connections and not queue.returns.is_returning)
         assert len(queue) == HELD - 1
-        assert item_data(queue.browse(1)[0]) == b"00001"
+        assert item_data(queue.backlog.browse(1)[0]) == b"00001"
 
     with turning:
         turning.run(scenario())
@@ -431,12 +433,12 @@ def test_who_reserves_while_dead_items_leave(tmp_path: Path) -> None:
         reader = turning.connect("memcache")
         await turning.send(reader, b"reserve work,dead 1 lease=600000 t=600000\r\n")
         dead = turning.collection.obtain("dead")
-        await turning.until(lambda: dead.waiting_readers == 1)
+        await turning.until(lambda: dead.waiters.readers == 1)
         await leave(turning, client)
         assert b"ITEM dead " in await turning.receive(reader, b"END\r\n")
-        await turning.until(lambda: not queue.is_returning)
-        assert (len(dead), dead.open_reads) == (HELD - 1, 1)
-        assert (len(queue), queue.open_reads) == (0, 0)
+        await turning.until(lambda: not queue.returns.is_returning)
+        assert (len(dead), dead.reads.held) == (HELD - 1, 1)
+        assert (len(queue), queue.reads.held) == (0, 0)
         await turning.hang_up(reader)
 
     with turning:
@@ -469,7 +471,7 @@ def test_an_owner_leaves_while_its_reads_are_released(tmp_path: Path) -> None:
         assert 0 < released < HELD
         await leave(turning, client)
         await turning.turn()
-        assert (len(queue), queue.open_reads) == (released, HELD - released)
+        assert (len(queue), queue.reads.held) == (released, HELD - released)
         other = turning.connect("memcache")
         await turning.send(other, b"get work\r\n")
         await turning.receive(other, b"END\r\n")
@@ -492,11 +494,11 @@ def test_an_owner_releases_on_a_full_disk(tmp_path: Path) -> None:
         disk.break_steps("append")
         await turning.send(client, b"release work owner=me\r\n")
         assert (await turning.receive(client, b"\r\n")).startswith(b"SERVER_ERROR ")
-        assert (len(queue), queue.open_reads) == (0, HELD)
+        assert (len(queue), queue.reads.held) == (0, HELD)
         disk.mend()
         await turning.send(client, b"release work owner=me\r\n")
         assert await turning.receive(client, b"\r\n") == b"RELEASED %d\r\n" % HELD
-        found = [item_data(record) for record in queue.browse(HELD)]
+        found = [item_data(record) for record in queue.backlog.browse(HELD)]
         assert found == [b"%05d" % number for number in range(HELD)]
         await turning.hang_up(client)
 
@@ -510,17 +512,17 @@ def test_who_reads_while_an_administrator_gives_reads_back(tmp_path: Path) -> No
 
     async def scenario() -> None:
         queue, client = await hold(turning, "memcache")
-        reads = deque((queue, read) for read in queue.open.values())
+        reads = deque((queue, read) for read in queue.reads.open.values())
         returning = HeldReadsReturn(queue, reads, why="it was given back")
-        work = queue.giving_back(returning)
+        work = queue.returns.in_pieces(returning)
         next(work)
         assert 0 < len(queue) < HELD
-        record = queue.remove()
+        record = queue.line.remove()
         assert record is not None
         assert bytes(record[21:]) == b"00000"
         work.close()
         assert returning.count == len(queue) + 1
-        assert (len(queue) + queue.open_reads, queue.is_returning) == (HELD - 1, False)
+        assert (len(queue) + queue.reads.held, queue.returns.is_returning) == (HELD - 1, False)
         await turning.hang_up(client)
 
     with turning:
@@ -561,12 +563,12 @@ def test_a_server_stops_while_reads_are_given_back(tmp_path: Path) -> None:
         turning.connections[client.fileno()].close()
         client.close()
         await turning.turn()
-        assert queue.open_reads
+        assert queue.reads.held
 
     with turning:
         turning.run(scenario())
     with Turning(tmp_path) as again:
-        found = again.collection.obtain("work").browse(HELD)
+        found = again.collection.obtain("work").backlog.browse(HELD)
         assert [item_data(record) for record in found] == [b"%05d" % at for at in range(HELD)]
 
 
@@ -602,8 +604,8 @@ def test_an_item_that_cannot_be_sent_ends_a_read(tmp_path: Path) -> None:
         await turning.send(client, b"monitor work 0 3\n")
         reply = await turning.receive(client, b"carry\n")
         assert reply.startswith(b":a\n-")
-        assert [item_data(record) for record in queue.browse(9)] == [b"b\nc", b"d"]
-        assert [item_deliveries(record) for record in queue.browse(9)] == [0, 0]
+        assert [item_data(record) for record in queue.backlog.browse(9)] == [b"b\nc", b"d"]
+        assert [item_deliveries(record) for record in queue.backlog.browse(9)] == [0, 0]
         client.close()
         await turning.until(lambda: not turning.connections)
 
@@ -615,14 +617,14 @@ def test_reads_opened_together_end_by_themselves(tmp_path: Path) -> None:
     queues = LocalQueues(queue_settings(tmp_path, open_transaction_timeout=5))
     queues.add(b"a", b"", b"c")
     queue = queues.queue()
-    opened = queue.open_next(9, 1 << 20)
+    opened = queue.line.open_next(9, 1 << 20)
     assert [(xid, bytes(record[21:])) for xid, record in opened] == [(1, b"a"), (2, b""), (3, b"c")]
-    assert queue.open_next(9, 1 << 20) == []
-    queue.confirm(2)
+    assert queue.line.open_next(9, 1 << 20) == []
+    queue.reads.confirm(2)
     queues.commit()
     queues.advance(6)
     assert queues.items() == [b"a", b"c"]
-    assert not queue.open
+    assert not queue.reads.open
     queues.close()
 
 

@@ -91,7 +91,7 @@ def test_a_worker_that_falls_behind_puts_a_rotation_off(
     for _ in range(20):
         for _ in range(50):
             queue.add(bytes(100))
-            queue.remove()
+            queue.line.remove()
             assert not collection.commits.commit()
         worker.step()
     assert rotations(directory) == 0
@@ -122,7 +122,7 @@ def test_a_sync_that_fails_puts_a_rotation_off(tmp_path: Path) -> None:
     directory.fail = lambda point: point == "sync jobs"
     for _ in range(200):
         queue.add(bytes(100))
-        queue.remove()
+        queue.line.remove()
         assert not collection.commits.commit()
     assert [name for name in directory.names() if "~~lock" not in name] == ["jobs"]
     collection.close()
@@ -147,7 +147,7 @@ def test_a_deletion_that_fails_leaves_the_queue(tmp_path: Path) -> None:
     collection.close()
     again = opened(directory)
     found = {
-        name: [item_data(record) for record in queue.browse(99)]
+        name: [item_data(record) for record in queue.backlog.browse(99)]
         for name, queue in again.queues.items()
     }
     again.close()

@@ -83,7 +83,7 @@ def churn(collection: QueueCollection, queue: Queue, times: int, size: int = 100
     """Add and remove an item again and again."""
     for _ in range(times):
         queue.add(b"x" * size)
-        queue.remove()
+        queue.line.remove()
         commit(collection)
 
 
@@ -111,14 +111,17 @@ def test_a_new_file_begins_with_the_open_reads(
     queue = collection.obtain("jobs")
     queue.add(b"first")
     queue.add(b"second")
-    assert queue.open_read() is not None
-    assert queue.open_read() is not None
+    assert queue.line.open_read() is not None
+    assert queue.line.open_read() is not None
     churn(collection, queue, 100)
     (rotated,) = [name for name in DiskDirectory(tmp_path).names() if name.startswith("jobs.")]
     collection.close()
     assert opcodes(tmp_path / rotated) == expected
     with queues(tmp_path) as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"first", b"second"]
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == [
+            b"first",
+            b"second",
+        ]
 
 
 @pytest.mark.parametrize("size", [50, 120])
@@ -139,7 +142,7 @@ def test_ten_thousand_open_reads_cause_no_storm_of_rewrites(tmp_path: Path, size
         before, files = queue.journal.rewrites, set(on_disk(tmp_path)) - {"jobs"}
         # Empty before and after; the oldest reads end, and so all take turns.
         for _ in range(10):
-            assert queue.confirm(reads.popleft())
+            assert queue.reads.confirm(reads.popleft())
             reads.append(open_one(queue, size))
             written += size + 21 + 1 + 5
         commit(collection)
@@ -159,7 +162,7 @@ def test_ten_thousand_open_reads_cause_no_storm_of_rewrites(tmp_path: Path, size
 def open_one(queue: Queue, size: int) -> int:
     """Add an item and open a read of it; return the xid."""
     queue.add(b"x" * size)
-    opened = queue.open_read()
+    opened = queue.line.open_read()
     assert opened is not None
     return opened[0]
 
@@ -180,16 +183,16 @@ def test_a_rewrite_goes_on_beside_the_queue(tmp_path: Path) -> None:
         churn(collection, queue, 0)
         while not worker:
             queue.add(b"more")
-            queue.remove()
+            queue.line.remove()
             commit(collection)
         queue.add(b"meanwhile")
         commit(collection)
         while worker.step():
             pass
-        expected = [item_data(one) for one in queue.browse(100)]
+        expected = [item_data(one) for one in queue.backlog.browse(100)]
         commit(collection)
     with queues(tmp_path) as collection:
-        assert [item_data(one) for one in collection.obtain("jobs").browse(100)] == expected
+        assert [item_data(one) for one in collection.obtain("jobs").backlog.browse(100)] == expected
 
 
 def test_file_timestamps_increase_though_the_clock_steps_back(tmp_path: Path) -> None:
@@ -222,12 +225,12 @@ def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> Non
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         assert len(queue) == 1
-        assert "No space" in str(queue.failure)
+        assert "No space" in str(queue.writing.failure)
         directory.mend()
         queue.add(b"accepted")
         commit(collection)
-        assert str(queue.failure) == "None"
-        assert [item_data(one) for one in queue.browse(9)] == [b"kept", b"accepted"]
+        assert str(queue.writing.failure) == "None"
+        assert [item_data(one) for one in queue.backlog.browse(9)] == [b"kept", b"accepted"]
 
 
 def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path: Path) -> None:
@@ -239,10 +242,10 @@ def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path:
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         collection.tick()
-        assert "No space" in str(queue.failure)
+        assert "No space" in str(queue.writing.failure)
         directory.mend()
         collection.tick()
-        assert str(queue.failure) == "None"
+        assert str(queue.writing.failure) == "None"
         assert [name for name in directory.names() if "~~next" in name] == []
 
 
@@ -270,7 +273,7 @@ def test_after_a_failed_sync_nothing_is_called_safe_until_it_was_written_anew(
         collection.tick()
         queue.sync()
         assert queue.journal.rewrites >= 1
-        assert [item_data(one) for one in queue.browse(9)] == [b"precious"]
+        assert [item_data(one) for one in queue.backlog.browse(9)] == [b"precious"]
 
 
 def test_what_cannot_be_rotated_is_served_on_and_tried_again(tmp_path: Path) -> None:
@@ -331,9 +334,9 @@ def test_a_disk_that_fills_up_while_a_journal_is_rewritten(tmp_path: Path) -> No
         worker.step()
         assert isinstance(state_of(queue), Idle)
         assert queue.journal.size == sum(on_disk(tmp_path / "queues").values())
-        expected = [item_data(one) for one in queue.browse(9)]
+        expected = [item_data(one) for one in queue.backlog.browse(9)]
     with queues(tmp_path / "queues") as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == expected
 
 
 def test_a_read_that_was_open_in_a_rewrite_does_not_come_back(tmp_path: Path) -> None:
@@ -342,19 +345,19 @@ def test_a_read_that_was_open_in_a_rewrite_does_not_come_back(tmp_path: Path) ->
         queue = collection.obtain("jobs")
         for data in (b"a", b"b"):
             queue.add(data)
-        opened = queue.open_read()
+        opened = queue.line.open_read()
         commit(collection)
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
         assert opened is not None
-        queue.unremove(opened[0])
+        queue.returns.give_back([opened[0]])
         commit(collection)
-        again = queue.open_read()
+        again = queue.line.open_read()
         assert again is not None
-        assert queue.confirm(again[0])
+        assert queue.reads.confirm(again[0])
         commit(collection)
     with queues(tmp_path) as collection:
-        assert [item_data(one) for one in collection.obtain("jobs").browse(9)] == [b"b"]
+        assert [item_data(one) for one in collection.obtain("jobs").backlog.browse(9)] == [b"b"]
 
 
 def test_files_that_do_not_hold_what_the_queue_has_are_not_replaced(
@@ -366,7 +369,7 @@ def test_files_that_do_not_hold_what_the_queue_has_are_not_replaced(
         for number in range(30):
             queue.add(b"%04d" % number * 250)
             commit(collection)
-        assert queue.read_behind
+        assert queue.backlog.read_behind
         oldest = tmp_path / queue.journal.files[0]  # type: ignore[union-attr]
         os.truncate(oldest, oldest.stat().st_size - ADDX_HEADER - 1000)
         before = sorted(on_disk(tmp_path).values())
@@ -402,10 +405,10 @@ def test_a_deletion_that_fails_while_a_journal_is_rewritten(tmp_path: Path, step
             worker.step()
         while worker.step():
             pass
-        expected = [item_data(one) for one in queue.browse(9)]
+        expected = [item_data(one) for one in queue.backlog.browse(9)]
         assert len(expected) == 1
     with queues(tmp_path / "queues") as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == expected
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == expected
 
 
 def test_many_journals_share_few_descriptors(tmp_path: Path) -> None:
@@ -461,7 +464,7 @@ def test_a_drained_queue_gives_up_its_journal(tmp_path: Path) -> None:
             for _ in range(150):
                 queue.add(bytes(100))
                 commit(collection)
-            while queue.remove() is not None:
+            while queue.line.remove() is not None:
                 commit(collection)
             assert queue.journal.size <= CONFIG.default_journal_size
 
@@ -485,7 +488,7 @@ def test_a_long_queue_is_deleted_at_once_and_freed_later(tmp_path: Path) -> None
         commit(collection)
         while worker.step():
             pass
-        assert [item_data(one) for one in collection.obtain("jobs").browse(9)] == [b"new"]
+        assert [item_data(one) for one in collection.obtain("jobs").backlog.browse(9)] == [b"new"]
         assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
@@ -498,7 +501,7 @@ def test_the_current_file_is_rotated_though_all_is_in_memory(tmp_path: Path) -> 
     queue.add(b"kept")
     commit(collection)
     churn(collection, queue, 300)
-    assert not queue.read_behind
+    assert not queue.backlog.read_behind
     sizes = on_disk(tmp_path)
     current = sizes.pop("jobs")
     assert len(sizes) >= 5
@@ -506,7 +509,7 @@ def test_the_current_file_is_rotated_though_all_is_in_memory(tmp_path: Path) -> 
     assert current < 6000
     collection.close()
     with queues(tmp_path) as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"x" * 100]
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == [b"x" * 100]
 
 
 @pytest.mark.parametrize("waiting", [0, 5, 100])
@@ -548,7 +551,7 @@ def test_a_queue_that_leaves_read_behind_is_rotated_and_packed_on(tmp_path: Path
                 expected.append(b"%d:" % number + b"x" * 90)
                 queue.add(expected[-1])
             elif expected:
-                record = queue.remove()
+                record = queue.line.remove()
                 assert record is not None
                 assert item_data(record) == expected.popleft()
             commit(collection)
@@ -557,7 +560,7 @@ def test_a_queue_that_leaves_read_behind_is_rotated_and_packed_on(tmp_path: Path
     with queues(tmp_path) as again:
         queue = again.obtain("jobs")
         found = []
-        while (record := queue.remove()) is not None:
+        while (record := queue.line.remove()) is not None:
             found.append(item_data(record))
         assert found == list(expected)
 
@@ -615,7 +618,7 @@ def test_replaced_files_stay_for_those_who_follow_them(tmp_path: Path) -> None:
         commit(collection)
     with queues(path) as again:
         assert not packs(path)
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [b"waits"]
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == [b"waits"]
 
 
 def test_an_empty_queue_gives_its_files_back_on_demand(tmp_path: Path) -> None:
@@ -627,7 +630,7 @@ def test_an_empty_queue_gives_its_files_back_on_demand(tmp_path: Path) -> None:
             queue.add(bytes(8000))
             commit(collection)
             if short:
-                queue.remove()
+                queue.line.remove()
                 commit(collection)
                 collection.tick()
                 assert queue.journal.size > 8000
@@ -670,9 +673,9 @@ def test_replaced_files_stay_over_a_start(tmp_path: Path, written: float, left: 
         assert sorted(on_disk(tmp_path)) == sorted(journal.files)
         assert journal.size == sum(on_disk(tmp_path).values())
         churn_up_to(collection, queue, 1)
-        found = [item_data(one) for one in queue.browse(9)]
+        found = [item_data(one) for one in queue.backlog.browse(9)]
     with queues(tmp_path) as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == found
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == found
         assert len(found) == 1
 
 
@@ -707,17 +710,17 @@ def test_a_kept_journal_is_rewritten_at_once_to_trim_memory(tmp_path: Path) -> N
             queue.add(b"%04d" % number * 25)
         churn_up_to(collection, queue, 1)
         assert on_disk(tmp_path)["jobs"] == 0
-        expected = [item_data(one) for one in queue.browse(99)]
+        expected = [item_data(one) for one in queue.backlog.browse(99)]
         assert len(expected) == 50
         queue.configure(collection.config.default.model_copy(update={"max_memory_size": 2000}))
         collection.tick()
-        assert queue.read_behind
+        assert queue.backlog.read_behind
         assert queue.backlog.memory_bytes <= 2000
         clock.advance(10)
         collection.tick()
         assert not packs(tmp_path)
     with queues(tmp_path) as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(99)] == expected
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(99)] == expected
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9])
@@ -795,9 +798,11 @@ def test_a_failed_sync_is_cured_at_once(tmp_path: Path, packed: int) -> None:
         assert not journal.suspect
         assert not packs(tmp_path)
         assert sorted(on_disk(tmp_path)) == sorted(journal.files)
-        (left,) = queue.browse(9)
+        (left,) = queue.backlog.browse(9)
     with queues(tmp_path) as again:
-        assert [item_data(one) for one in again.obtain("jobs").browse(9)] == [item_data(left)]
+        assert [item_data(one) for one in again.obtain("jobs").backlog.browse(9)] == [
+            item_data(left)
+        ]
 
 
 def test_a_rewrite_ends_the_checkpoints_of_its_files(tmp_path: Path) -> None:
@@ -818,7 +823,7 @@ def test_a_rewrite_ends_the_checkpoints_of_its_files(tmp_path: Path) -> None:
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
         for number in range(60, 200):
-            record = queue.remove()
+            record = queue.line.remove()
             assert record is not None
             assert item_data(record) == expected.popleft()
             add(number)
@@ -826,6 +831,6 @@ def test_a_rewrite_ends_the_checkpoints_of_its_files(tmp_path: Path) -> None:
     with queues(tmp_path) as again:
         queue = again.obtain("jobs")
         found = []
-        while (record := queue.remove()) is not None:
+        while (record := queue.line.remove()) is not None:
             found.append(item_data(record))
         assert found == list(expected)

@@ -136,7 +136,7 @@ async def declare(context: ServerContext, name: str, settings: Mapping[str, obje
     is_new = name not in collection.queues
     queue = collection.declare(name, declaration(settings))
     await save(context)
-    if not queue.is_closed:  # nobody has deleted it since
+    if not queue.state.is_closed:  # nobody has deleted it since
         await wait_until_durable(context, queue)
     return is_new
 

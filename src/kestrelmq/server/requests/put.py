@@ -15,6 +15,7 @@ from kestrelmq.clock import Pause
 from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.format.records import item_in_pieces
 from kestrelmq.idempotent_producers import PutMark
+from kestrelmq.queue.adding import Put
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.connection import Connection, PendingRequest
@@ -41,7 +42,7 @@ async def put(
     added = times.due or context.turns.clock.now()
     expiry = collection.limited_expiry(name, added, times.expiry)
     await run_job(context, lambda pause: records.append(item_in_pieces(added, expiry, data, pause)))
-    return collection.add_record(name, records.pop(), due=times.due, mark=mark)
+    return collection.accept(name, Put(records.pop(), is_delayed=times.due > 0, mark=mark))
 
 
 class PendingPut(PendingRequest):
@@ -172,11 +173,11 @@ class PendingPut(PendingRequest):
             queues = tuple(dict.fromkeys(destinations))
             if has_more or not is_first:
                 for queue in queues:
-                    queue.write_now()
+                    queue.writing.write_now()
         except KestrelError as error:
             self._fail(error)
             return
-        if (has_more or not is_first) and any(queue.is_writing for queue in queues):
+        if (has_more or not is_first) and any(queue.writing.is_writing for queue in queues):
             self._work()
             self._context.collection.commits.after_writing(
                 queues, partial(self._slice_written, queues, has_more=has_more)
@@ -237,7 +238,8 @@ class PendingPut(PendingRequest):
         times = self._times
         record = self._records.pop(self._next, None)
         if record is not None:
-            return context.collection.add_record(self._name, record, due=times.due, mark=self._mark)
+            put = Put(record, is_delayed=times.due > 0, mark=self._mark)
+            return context.collection.accept(self._name, put)
         item = bytes(data)  # no copy, but of a memoryview
         return context.collection.add(
             self._name, item, times.expiry, due=times.due, mark=self._mark

@@ -169,7 +169,7 @@ class PendingRead(PendingRequest):
                     return
                 if self._open_next(queue):
                     continue
-                one, xid = queue.take_as(self._mode)
+                one, xid = queue.line.take_as(self._mode)
                 if one is None:
                     break
                 record = record_of(one)
@@ -188,7 +188,7 @@ class PendingRead(PendingRequest):
         if not self._handler.takes_all:
             return False
         most = min(self._left, _CHECK_EVERY)
-        opened = queue.open_next(most, min(self._bytes, OUTPUT_LIMIT), mode)
+        opened = queue.line.open_next(most, min(self._bytes, OUTPUT_LIMIT), mode)
         for xid, record in opened:
             self._count(record)
             self._handler.take(queue, record, xid)
@@ -235,7 +235,7 @@ class PendingRead(PendingRequest):
             if queue is not None:
                 self._waiter = Waiter(self._mode, self._item_arrived, self._item_failed)
                 try:
-                    queue.wait(self._waiter)
+                    queue.waiters.add(self._waiter)
                 except KestrelError as error:
                     self._finish().fail(error)
 
@@ -285,7 +285,7 @@ class PendingRead(PendingRequest):
         if self._timer is not None:
             self._timer.cancel()
         if self._queue is not None and self._waiter is not None:
-            self._queue.cancel_wait(self._waiter)
+            self._queue.waiters.cancel(self._waiter)
         self._timer = self._waiter = self._queue = None
         self._is_waiting = False
         self._context.waiting.pop(self, None)
@@ -392,7 +392,7 @@ class ConnectionOpenReads:
         if not count:
             return ()
         found = reads[0][0]
-        found.confirm_all([reads.popleft()[1].xid for _ in range(count)])
+        found.reads.confirm_all([reads.popleft()[1].xid for _ in range(count)])
         if not reads:
             del self.by_queue[queue]
         return (found,)
@@ -438,7 +438,7 @@ class ConnectionOpenReads:
             returning = HeldReadsReturn(
                 queue, reads, counted=counted, why="its reader disconnected"
             )
-            yield from queue.giving_back(returning)
+            yield from queue.returns.in_pieces(returning)
         self.by_queue.clear()
 
 
@@ -540,7 +540,7 @@ class HeldReadsReturn:
     def give_back(self, xids: Sequence[int]) -> None:
         """Give some of them back."""
         # It may serve readers, and recur, before the count is changed.
-        given_back = self._queue.give_back(xids, counted=self._counted, why=self._why)
+        given_back = self._queue.returns.give_back(xids, counted=self._counted, why=self._why)
         self.count += given_back
 
     def give_back_some(self) -> bool:

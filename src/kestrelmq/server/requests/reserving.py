@@ -73,7 +73,7 @@ def held_of(reserved: Reserved) -> list[HeldReads]:
     """Return how much is reserved of each queue."""
     found = []
     for queue, reservation in reserved:
-        xids, items = queue.reserved_reads(reservation)
+        xids, items = queue.reserved.reads_of(reservation)
         size = sum(map(item_size, items))
         found.append(HeldReads(queue.name, reservation.nonce, len(xids), size))
     return found
@@ -228,7 +228,7 @@ class PendingReserve(PendingRequest):
         But if one cannot be used, they are those before it that exist, and `_failure` is the
         answer if none of them has an item. With a tag all must be usable: it may be open in any.
 
-        Raises as `QueueCollection.obtain` and `Queue.check_tag`; then no queue was created.
+        Raises as `QueueCollection.obtain` and `ReservedItems.check_tag`; then no queue was created.
         """
         self._failure = None
         existing = []
@@ -241,7 +241,7 @@ class PendingReserve(PendingRequest):
                 self._failure = self._failure or str(error)
                 continue
             if queue is not None:
-                queue.check_tag(self._terms.tag)
+                queue.reserved.check_tag(self._terms.tag)
                 if self._failure is None:
                     existing.append(queue)
         if self._failure is not None or self._again:
@@ -279,13 +279,13 @@ class PendingReserve(PendingRequest):
         if not tag:
             return False
         for queue in queues:
-            queue.check_tag(tag)
-        again = [(queue, queue.reserve_again(self._terms)) for queue in queues]
+            queue.reserved.check_tag(tag)
+        again = [(queue, queue.reserved.again(self._terms)) for queue in queues]
         found = [(queue, one) for queue, one in again if one is not None]
         if found:
             self._answer(found)
             return True
-        done = tuple([queue for queue in queues if queue.is_done(tag)])
+        done = tuple([queue for queue in queues if queue.reserved.is_done(tag)])
         if done:
             self._stop_waiting()
             self._requester.request_done()
@@ -303,7 +303,7 @@ class PendingReserve(PendingRequest):
         for queue in queues:
             try:
                 nonce = int.from_bytes(os.urandom(8))
-                reservation = queue.reserve(
+                reservation = queue.reserved.reserve(
                     self._terms, nonce, left, room, leaves_half=self._leaves_half
                 )
             except ReservedMemoryFull as error:
@@ -319,7 +319,7 @@ class PendingReserve(PendingRequest):
             if queue is queues[-1]:
                 return
             left -= reservation.left
-            room -= sum(map(item_size, queue.reserved_reads(reservation)[1]))
+            room -= sum(map(item_size, queue.reserved.reads_of(reservation)[1]))
             if left <= 0 or room <= 0:
                 return
         if full is not None and not self._taken:
@@ -349,7 +349,7 @@ class PendingReserve(PendingRequest):
         taken, self._taken = self._taken, []
         for queue, reservation, set_at in taken:
             if reservation.set_at == set_at:
-                queue.give_back(queue.reserved_reads(reservation)[0], counted=False)
+                queue.returns.give_back(queue.reserved.reads_of(reservation)[0], counted=False)
 
     # --- waiting ---
 
@@ -358,14 +358,14 @@ class PendingReserve(PendingRequest):
         remaining = self._deadline - self._context.loop.time()
         if remaining <= 0:
             for queue in () if self._again else queues:
-                queue.get_misses += 1
+                queue.counts.get_misses += 1
             self._answer([])
         elif self._requester.wait_for_item(self):
             self._context.waiting[self] = None
             self._timer = self._context.loop.call_later(remaining, self._time_out)
             for queue in queues:
                 waiter = Waiter(ReadMode.PEEK, self._item_arrived, self._item_failed)
-                queue.wait(waiter)
+                queue.waiters.add(waiter)
                 self._waiting.append((queue, waiter))
 
     def _stop_waiting(self) -> None:
@@ -375,7 +375,7 @@ class PendingReserve(PendingRequest):
         self._context.waiting.pop(self, None)
         waiting, self._waiting = self._waiting, []
         for queue, waiter in waiting:
-            queue.cancel_wait(waiter)
+            queue.waiters.cancel(waiter)
 
     def _item_arrived(self, one: Item | None, _xid: int) -> None:
         """Reserve what is there; None means that a queue was deleted."""
@@ -397,7 +397,7 @@ class PendingReserve(PendingRequest):
     def _time_out(self) -> None:
         self._timer = None
         for queue, _ in self._waiting:
-            queue.get_misses += 1
+            queue.counts.get_misses += 1
         self.end_wait()
 
     def end_wait(self) -> None:
@@ -480,25 +480,25 @@ def _applied(
     """Carry out a request; return how many reads or tags it ended or extended."""
     match request:
         case Finish(tag=tag) if tag:
-            return queue.finish(tag)
+            return queue.reserved.finish(tag)
         case Finish():
-            xids = queue.find_reserved(request.reads)
-            queue.confirm_all(xids)
+            xids = queue.reserved.find(request.reads)
+            queue.reads.confirm_all(xids)
             return len(xids)
         case Release():
             _check_release(context, queue, request)
             return _release(queue, request, _named(queue, request))
         case Extend():
-            return queue.extend_leases(_named(queue, request), request.milliseconds / 1000)
+            return queue.reads.extend_leases(_named(queue, request), request.milliseconds / 1000)
         case Retire(_, name, epoch):
-            return queue.retire(name, epoch)
+            return queue.reserved.retire(name, epoch)
 
 
 def _named(queue: Queue, request: Release | Extend) -> Sequence[int]:
     """Return the xids of the reads that a request names, those that are reserved."""
     if request.tag:
-        return queue.reserved_with(request.tag)
-    return queue.find_reserved(request.reads)
+        return queue.reserved.with_tag(request.tag)
+    return queue.reserved.find(request.reads)
 
 
 def _check_release(context: ServerContext, queue: Queue, request: Release) -> None:
@@ -518,7 +518,7 @@ def _check_release(context: ServerContext, queue: Queue, request: Release) -> No
 
 def _release(queue: Queue, request: Release, xids: Sequence[int]) -> int:
     """Give reads back as a request says; return how many."""
-    return queue.give_back(
+    return queue.returns.give_back(
         xids,
         counted=not request.uncounted,
         why="it was released",
@@ -533,6 +533,7 @@ class _OwnerRelease(PendingRequest):
     __slots__ = (
         "_count",
         "_failure",
+        "_giving_back",
         "_handler",
         "_left",
         "_queue",
@@ -570,20 +571,19 @@ class _OwnerRelease(PendingRequest):
 
     def _begin_next(self) -> None:
         self._queue = self._left.pop()
-        self._failure = self._queue.failure
-        self._queue.begin_giving_back(self)
+        self._failure = self._queue.writing.failure
+        self._giving_back = self._queue.returns.in_pieces(self)
 
     def resume(self) -> None:
         """Release some, unless readers have done that; answer when there are no more."""
         requester, queue = self._requester, self._queue
-        queue.give_back_some()
-        is_over = not queue.is_giving_back(self)
+        is_over = next(self._giving_back, True) is not None
         if is_over and self._left and not self._has_failed:
             self._begin_next()
         elif is_over:
             requester.request_done()
-            if self._has_failed and queue.failure is not None:
-                self._handler.fail(queue.failure)
+            if self._has_failed and queue.writing.failure is not None:
+                self._handler.fail(queue.writing.failure)
             else:
                 self._handler.answer_count(self._count, self._queues)
             return
@@ -594,7 +594,7 @@ class _OwnerRelease(PendingRequest):
         """Return the xid of the owner's oldest read, unless it goes elsewhere than to the head."""
         if self._has_failed or self._request.dead or self._request.delay:
             return None
-        xids = self._queue.reserved_by(self._request.owner, 1)
+        xids = self._queue.reserved.of_owner(self._request.owner, 1)
         return xids[0] if xids else None
 
     def give_back(self, xids: Sequence[int]) -> None:
@@ -609,19 +609,19 @@ class _OwnerRelease(PendingRequest):
             return False  # what was released is reserved again; the answer tells
         # Those that go to the end of the dead-letter queue do so in their order.
         queue, request = self._queue, self._request
-        find = queue.reserved_by if request.dead else queue.youngest_reserved_by
+        find = queue.reserved.of_owner if request.dead else queue.reserved.youngest_of_owner
         xids = find(request.owner, _AT_ONCE)
         self.give_back(xids)
         return len(xids) == _AT_ONCE
 
     @property
     def _has_failed(self) -> bool:
-        failure = self._queue.failure
+        failure = self._queue.writing.failure
         return failure is not None and failure is not self._failure
 
     def cancel(self) -> None:
         """End; what was released stays so."""
-        self._queue.stop_giving_back(self)
+        self._giving_back.close()
 
 
 class ConnectionOwners:
@@ -654,7 +654,9 @@ class ConnectionOwners:
         found = self._context.collection.queues.get(queue)
         if found is None:
             return []
-        reads = (xid for name in self._names for xid in found.reserved_by(name, MOST_READS_COUNTED))
+        reads = (
+            xid for name in self._names for xid in found.reserved.of_owner(name, MOST_READS_COUNTED)
+        )
         return list(islice(reads, MOST_READS_COUNTED))
 
     def end(self) -> None:

@@ -55,6 +55,7 @@ from kestrelmq.protocol.reserving import (
     Reserve,
     Retire,
 )
+from kestrelmq.queue.adding import Put
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.counters import LARGE_ITEM
@@ -244,12 +245,8 @@ class MemcacheSession(LineSession):
             return after
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
-        mark = request.mark
         try:
-            if mark is None:
-                stored = queue.add(data[body:body_end], expiry)
-            else:
-                stored = queue.add_once(data[body:body_end], mark, expiry)
+            stored = queue.add(data[body:body_end], expiry, 0, request.mark)
         except _FAILURES as error:
             refuse(self._connection, error, noreply=request.noreply)
             return after
@@ -269,10 +266,10 @@ class MemcacheSession(LineSession):
             self._get_slowly(request)
             return
         try:
-            if not queue.is_settled or self._turns.large_output > LARGE_SHARE:
+            if not queue.line.is_settled or self._turns.large_output > LARGE_SHARE:
                 self._get_slowly(request)
                 return
-            record = queue.remove()
+            record = queue.line.remove()
         except _FAILURES as error:
             self._connection.push(error_reply(error))
             return
@@ -281,7 +278,7 @@ class MemcacheSession(LineSession):
                 get = MemcacheGet(self._connection, self._context, self._reads, request)
                 get.wait(request.keys[0], queue, ReadMode.REMOVE)
                 return
-            queue.get_misses += 1
+            queue.counts.get_misses += 1
             self._context.latencies.missed = queue
             self._connection.push(END)
             return
@@ -368,25 +365,24 @@ class MemcacheSession(LineSession):
     def _set_large(self, large: ArrivingLargeItem) -> None:
         request = large.request
         queue = self._writable.get(request.plain)
-        is_marked = request.mark is not None
         if queue is None and not self._is_allowed(
             request, noreply=request.noreply, is_counted=True
         ):
             return
-        if queue is None and request.plain and not is_marked and self._status.all_allowed:
+        if queue is None and request.plain and self._status.all_allowed:
             # If this fails, the put that follows is refused for the same reason.
             with suppress(KestrelError):
                 queue = self._context.collection.obtain_single(request.plain)
-        if queue is None or is_marked or queue.restricted or not self._status.all_allowed:
+        if queue is None or queue.restricted or not self._status.all_allowed:
             self._new_put(request, large.data()).begin()
             return
         self._counters.cmd_set += 1
         expiry = request.expiry and self._expiry(request.expiry)
         added = self._context.turns.clock.now()
-        expiry = queue.limited_expiry(added, expiry)  # to shorten it later would copy the item
-        record = large.record(added, expiry)
+        # To shorten it later would copy the item.
+        record = large.record(added, queue.checks.limits.expiry(added, expiry))
         try:
-            stored = queue.add_record(record, expiry)
+            stored = queue.accept(Put(record, mark=request.mark))
         except _FAILURES as error:
             refuse(self._connection, error, noreply=request.noreply)
             return
@@ -527,5 +523,5 @@ class MemcacheSession(LineSession):
     def _touch(self, queue: str, milliseconds: int) -> None:
         held = self._reads.xids(queue)
         for found, xid in held:
-            found.extend(xid, milliseconds / 1000)
+            found.reads.extend(xid, milliseconds / 1000)
         self._connection.push(TOUCHED if held else NOT_FOUND)

@@ -178,7 +178,7 @@ class MemcacheGet(ReadHandler):
         mode = ReadMode.PEEK if key.peek else ReadMode.OPEN if key.open else removing
         queue = context.collection.obtain_single(key.queue)
         if queue is not None:
-            one, xid = queue.take_as(mode)
+            one, xid = queue.line.take_as(mode)
             if one is not None:
                 self._add_to_reply(key, queue, record_of(one), xid)
                 return True
@@ -194,7 +194,7 @@ class MemcacheGet(ReadHandler):
         for one in self._taken:
             # The items taken already must not be given back during the wait.
             if one.is_plain and one.queue.config.open_transaction_timeout is not None:
-                one.queue.extend(one.read.xid, seconds + _GRACE)
+                one.queue.reads.extend(one.read.xid, seconds + _GRACE)
         self._end_turn()
         PendingRead(self._connection, self._context, self, key.queue, mode, seconds).wait(queue)
 
@@ -270,19 +270,21 @@ class MemcacheGet(ReadHandler):
             return
         queue, xid = taken
         if key.abort:
-            queue.unremove(xid)
+            queue.returns.give_back([xid])
         else:
-            queue.confirm(xid)
+            queue.reads.confirm(xid)
         self._touched.append(queue)
 
     def _add_to_reply(self, key: Key, queue: Queue, record: bytes, xid: int) -> None:
         """Add an item to the reply."""
         if key.open:
-            self._reads.add(queue, queue.open[xid])
+            self._reads.add(queue, queue.reads.open[xid])
         elif not key.peek:
             self._hands_out = True
         if self._several and not key.peek:
-            taken = _TakenItem(len(self._parts), queue, queue.open[xid], is_plain=not key.open)
+            taken = _TakenItem(
+                len(self._parts), queue, queue.reads.open[xid], is_plain=not key.open
+            )
             self._taken.append(taken)
         self._touched.append(queue)
         cas = None if not self._request.cas else xid if key.open else 0
@@ -292,7 +294,7 @@ class MemcacheGet(ReadHandler):
     @staticmethod
     def _miss(key: Key, queue: Queue | None) -> None:
         if queue is not None and not key.peek:
-            queue.get_misses += 1
+            queue.counts.get_misses += 1
 
     def _finished_reply(self, *, has_more: bool = False) -> list[Part]:
         """Remove the items taken, and return the parts of the reply so far.
@@ -309,15 +311,15 @@ class MemcacheGet(ReadHandler):
         is_written = has_more or (len(queues) > 1 and self._hands_out)
         if is_written:
             for queue in queues:
-                queue.write_now()
+                queue.writing.write_now()
         for taken in self._taken:
             if taken.is_plain and not taken.is_open:
-                if taken.queue.failure is not None:
-                    raise JournalError(str(taken.queue.failure))
+                if taken.queue.writing.failure is not None:
+                    raise JournalError(str(taken.queue.writing.failure))
                 self._leave_out(taken)  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_plain and taken.is_open:
-                taken.queue.confirm(taken.read.xid)
+                taken.queue.reads.confirm(taken.read.xid)
         if is_written:
             self._write_each(queues)
         self._taken.clear()
@@ -332,7 +334,7 @@ class MemcacheGet(ReadHandler):
         failures: dict[Queue, JournalError] = {}
         for queue in queues:
             try:
-                queue.write_now()
+                queue.writing.write_now()
             except JournalError as error:
                 failures[queue] = error
         if not failures:
@@ -399,7 +401,7 @@ class MemcacheMonitor(ReadHandler):
     def take(self, queue: Queue, record: bytes, xid: int) -> bool:
         """Send an item."""
         self._context.counters.cmd_monitor_get += 1
-        self._reads.add(queue, queue.open[xid])
+        self._reads.add(queue, queue.reads.open[xid])
         echo = self._request.queue.encode()
         parts = memcache.value_parts(echo, data_of(record))
         self._connection.push_large((*parts, END), len(record), queue)

@@ -91,7 +91,7 @@ class MemcacheReserving(ReserveHandler):
 
 def _reply_parts(queue: Queue, reservation: Reservation) -> list[bytes | memoryview]:
     """Return the parts of the reply with the items of a reservation; a line end begins it."""
-    xids, items = queue.reserved_reads(reservation)
+    xids, items = queue.reserved.reads_of(reservation)
     before = _LINE_END + ITEM + queue.name.encode() + b" "
     begins: list[bytes] = []
     endings: list[bytes] = []

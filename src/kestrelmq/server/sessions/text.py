@@ -227,7 +227,7 @@ class TextRead(ReadHandler):
             if not context.settle(queue):
                 self._collect(1).begin()
                 return
-            one, xid = queue.take_as(self._mode)
+            one, xid = queue.line.take_as(self._mode)
             if one is not None:
                 self.take(queue, record_of(one), xid)
                 return
@@ -241,12 +241,12 @@ class TextRead(ReadHandler):
         """Send an item; return False when it completes the reply, or cannot be sent."""
         if not text.can_carry(record, ADDX_HEADER):
             if self._mode is ReadMode.OPEN:
-                queue.give_back((xid,), counted=False)
+                queue.returns.give_back((xid,), counted=False)
             message = "the item holds a linefeed, which the text protocol cannot carry"
             self._connection.push(text.error_reply(message), queue)
             return False
         if self._mode is ReadMode.OPEN:
-            self._reads.add(queue, queue.open[xid])
+            self._reads.add(queue, queue.reads.open[xid])
         item = data_of(record)
         self._connection.push_large(text.value_parts(item), len(record), queue)
         if isinstance(self._command, Monitor):
@@ -257,7 +257,7 @@ class TextRead(ReadHandler):
     def end(self, queue: Queue | None) -> None:
         """Send the reply that there is no item, or no further one."""
         if queue is not None:
-            queue.get_misses += isinstance(self._command, Get)
+            queue.counts.get_misses += isinstance(self._command, Get)
         self._connection.push(text.NO_ITEM, queue)
 
     def give_up(self) -> None:

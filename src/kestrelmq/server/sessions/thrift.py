@@ -144,7 +144,7 @@ class ThriftGet(ReadHandler):
     def cancel(self) -> None:
         """Give back the items that were read."""
         if self._queue is not None:
-            self._queue.give_back([xid for _, xid in self._items], counted=False)
+            self._queue.returns.give_back([xid for _, xid in self._items], counted=False)
 
     def resume(self) -> None:
         """Encode items, and answer when all are encoded."""
@@ -158,7 +158,7 @@ class ThriftGet(ReadHandler):
         connection.request_done()
         items = [] if queue is None else self._confirmed(queue)
         if queue is not None:
-            queue.get_misses += not items and self._most > 0
+            queue.counts.get_misses += not items and self._most > 0
         self._answer(items)
 
     def _is_time_over(self) -> bool:
@@ -173,7 +173,7 @@ class ThriftGet(ReadHandler):
         """Encode an item; as [] if its read has ended since it was opened."""
         identity = 0
         if self._get.auto_abort:
-            if not queue.extend(xid, self._get.auto_abort / 1000):
+            if not queue.reads.extend(xid, self._get.auto_abort / 1000):
                 self._encoded.append([])
                 return
             identity = self._session.add_read(queue, xid)
@@ -188,8 +188,8 @@ class ThriftGet(ReadHandler):
             return [encoded for encoded in self._encoded if encoded]
         xids = [xid for _, xid in self._items]
         both = zip(self._encoded, xids, strict=True)
-        found = [encoded for encoded, xid in both if xid in queue.open]
-        queue.confirm_all(xids)
+        found = [encoded for encoded, xid in both if xid in queue.reads.open]
+        queue.reads.confirm_all(xids)
         return found
 
     def _answer(self, items: list[EncodedItem]) -> None:
@@ -388,8 +388,8 @@ class ThriftSession(Session):
             return 0, None
         queue, xids = found
         if isinstance(request, Abort):
-            return queue.give_back(xids), queue
-        return sum(queue.confirm(xid) for xid in xids), queue
+            return queue.returns.give_back(xids), queue
+        return sum(queue.reads.confirm(xid) for xid in xids), queue
 
     def _peek(self, header: MessageHeader, name: str) -> None:
         context = self.context
@@ -412,15 +412,17 @@ class ThriftSession(Session):
         return self._info(queue)
 
     def _info(self, queue: Queue) -> QueueInfo:
-        record = queue.peek()
+        record = queue.line.peek()
         return QueueInfo(
             head_item=None if record is None else data_of(record),
             items=len(queue),
-            bytes=queue.size,
+            bytes=queue.backlog.size,
             journal_bytes=queue.journal.size,
-            age=0 if record is None else max(0, self.context.turns.clock.now() - queue.oldest),
-            waiters=queue.waiting_readers,
-            open_transactions=queue.open_reads,
+            age=0
+            if record is None
+            else max(0, self.context.turns.clock.now() - queue.backlog.oldest),
+            waiters=queue.waiters.readers,
+            open_transactions=queue.reads.held,
         )
 
 

@@ -33,7 +33,7 @@ class _OpenRead(NamedTuple):
         # Another read gets the xid only after 2^31 others, and the id is forgotten long before
         # that. (To keep the item here, and compare it, would keep large ones in memory that were
         # taken long ago.)
-        return self.xid in self.queue.open
+        return self.xid in self.queue.reads.open
 
 
 class ThriftOpenReads:

@@ -23,7 +23,7 @@ SYNCED = {"slow": QueueConfig.model_validate({"sync_journal": "0ms"})}
 def waiting(turning: Turning, name: str = "work") -> list[tuple[bytes, int]]:
     """Return the items that wait in a queue, each with how often it was handed out."""
     queue = turning.collection.obtain(name)
-    return [(item_data(one), item_deliveries(one)) for one in queue.browse(9)]
+    return [(item_data(one), item_deliveries(one)) for one in queue.backlog.browse(9)]
 
 
 def add(turning: Turning, *items: bytes, name: str = "work") -> None:
@@ -43,7 +43,7 @@ def test_what_is_reserved_is_written_first(tmp_path: Path) -> None:
         assert syncs.step()
         awaited = AwaitedRequest(turning.context)
         task = asyncio.create_task(awaited.reserve(Reserve(("slow",), 1, LEASE)))
-        await turning.until(lambda: turning.collection.obtain("slow").open_reads == 1)
+        await turning.until(lambda: turning.collection.obtain("slow").reads.held == 1)
         for _ in range(5):
             await turning.turn()
         assert not task.done()
@@ -56,7 +56,7 @@ def test_what_is_reserved_is_written_first(tmp_path: Path) -> None:
         awaited.cancel()
         other = AwaitedRequest(turning.context)
         task = asyncio.create_task(other.reserve(Reserve(("slow",), 1, LEASE)))
-        await turning.until(lambda: turning.collection.obtain("slow").open_reads == 2)
+        await turning.until(lambda: turning.collection.obtain("slow").reads.held == 2)
         task.cancel()
         await turning.until(task.done)
         while syncs.step():
@@ -65,7 +65,7 @@ def test_what_is_reserved_is_written_first(tmp_path: Path) -> None:
     config = ServerConfig(queue_path=tmp_path, queues=SYNCED)
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
-        assert turning.collection.obtain("slow").open_reads == 1
+        assert turning.collection.obtain("slow").reads.held == 1
         assert waiting(turning, "slow") == [(b"b", 0)]
 
 
@@ -119,19 +119,19 @@ def test_a_task_that_is_cancelled_leaves_the_line(tmp_path: Path) -> None:
         queue = turning.collection.obtain("work")
         awaited = AwaitedRequest(turning.context)
         task = asyncio.create_task(awaited.reserve(Reserve(("work",), 1, LEASE, LEASE)))
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         awaited.cancel()
-        assert queue.waiting_readers == 0
+        assert queue.waiters.readers == 0
         with pytest.raises(ConnectionError):
             await task
         task = asyncio.create_task(
             AwaitedRequest(turning.context).reserve(Reserve(("work",), 1, LEASE, LEASE))
         )
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert queue.waiting_readers == 0
+        assert queue.waiters.readers == 0
         add(turning, b"a")
 
     with Turning(tmp_path) as turning:
@@ -146,11 +146,11 @@ def test_who_is_gone_when_an_item_comes(tmp_path: Path) -> None:
         queue = turning.collection.obtain("work")
         awaited = AwaitedRequest(turning.context)
         task = asyncio.create_task(awaited.reserve(Reserve(("work",), 1, LEASE, LEASE)))
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         add(turning, b"a")
-        assert queue.open_reads == 1
+        assert queue.reads.held == 1
         awaited.cancel()
-        assert queue.open_reads == 0
+        assert queue.reads.held == 0
         await task
         awaited.sent()
 
@@ -166,11 +166,11 @@ def test_a_queue_that_its_settings_close(tmp_path: Path) -> None:
         queue = turning.collection.obtain("work")
         awaited = AwaitedRequest(turning.context)
         task = asyncio.create_task(awaited.reserve(Reserve(("work", "x"), 1, LEASE, LEASE)))
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         queue.configure(QueueConfig(allowed_client_ids_for_dequeue=("someone",)))
         with pytest.raises(QueueUnavailable, match="who may read work has changed"):
             await task
-        assert turning.collection.obtain("x").waiting_readers == 0
+        assert turning.collection.obtain("x").waiters.readers == 0
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())

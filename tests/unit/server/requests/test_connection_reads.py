@@ -28,9 +28,9 @@ def opened(queues: LocalQueues, count: int) -> tuple[Queue, ConnectionOpenReads]
     for number in range(count):
         assert queue.add(b"%d" % number)
     for _ in range(count):
-        found = queue.open_read()
+        found = queue.line.open_read()
         assert found is not None
-        reads.add(queue, queue.open[found[0]])
+        reads.add(queue, queue.reads.open[found[0]])
     queues.commit()
     return queue, reads
 
@@ -38,15 +38,15 @@ def opened(queues: LocalQueues, count: int) -> tuple[Queue, ConnectionOpenReads]
 def test_the_oldest_are_confirmed(queues: LocalQueues) -> None:
     """All or none; those that have ended do not count."""
     queue, reads = opened(queues, 6)
-    queue.unremove(2)
-    queue.confirm(4)
+    queue.returns.give_back([2])
+    queue.reads.confirm(4)
     assert reads.confirm_oldest("jobs", 5) is None
     assert reads.confirm_oldest("other", 1) is None
     assert reads.confirm_oldest("other", 0) == ()
     assert reads.confirm_oldest("jobs", 0) == ()
-    assert sorted(queue.open) == [1, 3, 5, 6]
+    assert sorted(queue.reads.open) == [1, 3, 5, 6]
     assert reads.confirm_oldest("jobs", 3) == (queue,)
-    assert sorted(queue.open) == [6]
+    assert sorted(queue.reads.open) == [6]
     assert reads.count("jobs") == 1
     assert reads.confirm_oldest("jobs", 1) == (queue,)
     assert reads.by_queue == {}
@@ -59,7 +59,7 @@ def test_the_oldest_is_taken(queues: LocalQueues) -> None:
     """Until none is left."""
     queue, reads = opened(queues, 4)
     for xid in (1, 2, 4):
-        queue.unremove(xid)
+        queue.returns.give_back([xid])
     assert reads.take_oldest("jobs") == (queue, 3)
     assert reads.take_oldest("jobs") is None
     assert reads.by_queue == {}
@@ -78,7 +78,7 @@ def test_a_deleted_queue_has_no_reads(queues: LocalQueues) -> None:
 def test_only_the_oldest_are_looked_at(queues: LocalQueues) -> None:
     """So many reads of a connection can be confirmed one by one."""
     queue, reads = opened(queues, 4)
-    queue.unremove(1)
+    queue.returns.give_back([1])
     unreadable = cast("Queue", None)
     reads.by_queue["jobs"].append((unreadable, cast("OpenRead", None)))
     assert reads.confirm_oldest("jobs", 2) == (queue,)

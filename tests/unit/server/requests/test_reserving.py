@@ -9,7 +9,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.errors import QueueUnavailable
 from kestrelmq.format.records import item_add_time, item_data, item_deliveries, item_expiry
 from kestrelmq.queue.paused import Paused
-from kestrelmq.queue.queue import RESERVED_MEMORY
+from kestrelmq.queue.reserving import RESERVED_MEMORY
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues
@@ -24,7 +24,7 @@ BIG = 3_000_000
 def waiting(turning: Turning, name: str = "work") -> list[tuple[bytes, int]]:
     """Return the items that wait in a queue, each with how often it was handed out."""
     queue = turning.collection.obtain(name)
-    return [(item_data(one)[:1], item_deliveries(one)) for one in queue.browse(10)]
+    return [(item_data(one)[:1], item_deliveries(one)) for one in queue.backlog.browse(10)]
 
 
 async def ask(turning: Turning, client: socket.socket, request: bytes, end: bytes) -> bytes:
@@ -50,13 +50,13 @@ def test_what_was_not_sent_is_released(tmp_path: Path) -> None:
         client = turning.connect("memcache")
         await ask(turning, client, b"reserve work 1 lease=9999\r\n", b"END\r\n")
         await turning.send(client, b"reserve work 2 lease=9999\r\n")
-        await turning.until(lambda: turning.collection.obtain("work").open_reads == 2)
+        await turning.until(lambda: turning.collection.obtain("work").reads.held == 2)
         await turning.hang_up(client)
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())
         assert waiting(turning) == [(b"b", 0), (b"c", 0)]
-        assert turning.collection.obtain("work").open_reads == 1
+        assert turning.collection.obtain("work").reads.held == 1
 
 
 def test_a_batch_of_different_items(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_a_batch_of_different_items(tmp_path: Path) -> None:
         await ask(turning, client, b"finish %b tag=a:1:x\r\n" % name, b"FINISHED 997\r\n")
         for data in items:
             queue.add(data, 10**13 if data == b"b" else 0)
-        opened = queue.open_read()
+        opened = queue.line.open_read()
         assert opened is not None
-        assert queue.unremove(opened[0])
+        assert queue.returns.give_back([opened[0]])
         reserve = b"reserve %b 1000 lease=9999\r\n" % name
         reply = await ask(turning, client, reserve, b"d\r\nEND\r\n")
         (reservation,) = queue.reads.reserved.reservations()
-        xids, records = queue.reserved_reads(reservation)
+        xids, records = queue.reserved.reads_of(reservation)
         assert list(map(item_data, records)) == items
         assert tuple(xids) == (999, 1000, 1001, 1002, 1003, 1004)
         reads = [b"%d-%016x" % (xid, reservation.nonce) for xid in xids]
@@ -125,7 +125,7 @@ def test_a_repetition_that_was_not_sent_changes_nothing(tmp_path: Path) -> None:
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())
-        assert turning.collection.obtain("work").open_reads == 1
+        assert turning.collection.obtain("work").reads.held == 1
 
 
 def test_a_queue_that_is_named_twice_is_asked_once(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_waits_for_a_sync_was_not_sent(tmp_path: Path) -> None:
             await turning.turn()
         await turning.send(client, b"reserve slow 1 lease=9999\r\n")
         await turning.turn()
-        assert turning.collection.obtain("slow").open_reads == 1
+        assert turning.collection.obtain("slow").reads.held == 1
         assert syncs.step()
         assert await turning.receive(client, b"\r\n") == b"STORED\r\n"
         for _ in range(5):
@@ -208,7 +208,7 @@ def test_a_write_that_fails(tmp_path: Path) -> None:
 
     with Turning(disk.path, directory=disk) as turning:
         turning.run(scenario())
-        assert turning.collection.obtain("work").open_reads == 1
+        assert turning.collection.obtain("work").reads.held == 1
 
 
 def test_the_next_command_ends_a_wait(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_the_next_command_ends_a_wait(tmp_path: Path) -> None:
         assert reply == b"END\r\nUP\r\n"
         await turning.send(client, reserve)
         queue = turning.collection.obtain("other")
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         assert await ask(turning, client, b"status\r\n", b"UP\r\n") == b"END\r\nUP\r\n"
-        assert queue.waiting_readers == 0
+        assert queue.waiters.readers == 0
         await put(turning, b"a")
         await turning.hang_up(client)
 
@@ -254,10 +254,10 @@ def test_a_wait_ends_when_its_queue_is_deleted(tmp_path: Path) -> None:
         client = turning.connect("memcache")
         await turning.send(client, b"reserve work,other 9 lease=9999 t=600000\r\n")
         queue = turning.collection.obtain("work")
-        await turning.until(lambda: queue.waiting_readers == 1)
+        await turning.until(lambda: queue.waiters.readers == 1)
         turning.collection.delete("other")
         assert await turning.receive(client, b"\r\n") == b"END\r\n"
-        assert queue.waiting_readers == 0
+        assert queue.waiters.readers == 0
         await turning.hang_up(client)
 
     with Turning(tmp_path) as turning:
@@ -278,10 +278,10 @@ def test_a_wait_at_two_queues_is_answered_once(tmp_path: Path) -> None:
         collection.pause("jobs", Paused.READS)
         client = turning.connect("memcache")
         await turning.send(client, b"reserve jobs,dead 1 lease=9999 t=600000\r\n")
-        await turning.until(lambda: collection.obtain("dead").waiting_readers == 1)
+        await turning.until(lambda: collection.obtain("dead").waiters.readers == 1)
         collection.resume("jobs", Paused.READS)
         assert (await turning.receive(client, b"END\r\n")).count(b"\r\nbad\r\n") == 1
-        assert collection.obtain("jobs").waiting_readers == 0
+        assert collection.obtain("jobs").waiters.readers == 0
         assert await ask(turning, client, b"status\r\n", b"\r\n") == b"UP\r\n"
         await put(turning, b"more", name=b"jobs")
         assert await ask(turning, client, b"status\r\n", b"\r\n") == b"UP\r\n"
@@ -324,7 +324,7 @@ def test_an_owner_with_many_reads_is_released_in_slices(tmp_path: Path) -> None:
         client = turning.connect("memcache")
         for _ in range(3):
             await ask(turning, client, b"reserve work 1000 lease=9999 owner=w\r\n", b"END\r\n")
-        assert turning.collection.obtain("work").open_reads == 2500
+        assert turning.collection.obtain("work").reads.held == 2500
         reply = await ask(turning, client, b"release work owner=w uncounted\r\n", b"\r\n")
         assert reply == b"RELEASED 2500\r\n"
         await turning.hang_up(client)

@@ -103,7 +103,7 @@ def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> N
         if exists:
             turning.collection.obtain("work").add(b"first")
         await turning.send(client, request)
-        while not turning.collection.obtain("work").is_writing:
+        while not turning.collection.obtain("work").writing.is_writing:
             worker.step()  # decodes the frame, or copies the item
             await turning.turn()
         await turning.send(other, b"set other 0 0 1\r\nx\r\nget other\r\n")
@@ -117,7 +117,7 @@ def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> N
 
     with Turning(tmp_path, writer=worker) as turning:
         turning.run(scenario())
-        assert item_data(turning.collection.obtain("work").browse(2)[exists]) == LARGE
+        assert item_data(turning.collection.obtain("work").backlog.browse(2)[exists]) == LARGE
 
 
 @pytest.mark.parametrize("protocol", PUTS)
@@ -141,10 +141,14 @@ def test_a_thread_writes_it_for_an_alias(
     with Turning(tmp_path, config, writer=worker) as turning:
         turning.run(scenario())
         for name in destinations:
-            assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+            assert [
+                item_data(one) for one in turning.collection.obtain(name).backlog.browse(2)
+            ] == [LARGE]
     with Turning(tmp_path, config) as turning:
         for name in destinations:
-            assert [item_data(one) for one in turning.collection.obtain(name).browse(2)] == [LARGE]
+            assert [
+                item_data(one) for one in turning.collection.obtain(name).backlog.browse(2)
+            ] == [LARGE]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -211,7 +215,7 @@ def test_a_thread_writes_what_is_moved(tmp_path: Path, request_word: str, *, fai
     with Turning(tmp_path, config, directory=directory, writer=worker) as turning:
         turning.run(scenario())
         found = {
-            name: [item_data(one) for one in turning.collection.obtain(name).browse(3)]
+            name: [item_data(one) for one in turning.collection.obtain(name).backlog.browse(3)]
             for name in ("work", "other")
         }
     items = [LARGE, b"small"]
@@ -259,7 +263,7 @@ def test_an_expiry_that_is_limited_is_no_work_for_the_loop(tmp_path: Path) -> No
 
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
-        (record,) = turning.collection.obtain("work").browse(2)
+        (record,) = turning.collection.obtain("work").backlog.browse(2)
         assert item_expiry(record) == item_add_time(record) + 60_000
 
 
@@ -277,7 +281,7 @@ def test_no_thread_writes_it_if_there_is_no_journal(tmp_path: Path, protocol: st
 
     with Turning(tmp_path, config) as turning:
         turning.run(scenario())
-        (record,) = turning.collection.obtain("work").browse(2)
+        (record,) = turning.collection.obtain("work").backlog.browse(2)
         assert type(record) is bytes
         assert item_data(record) == LARGE
 
@@ -298,9 +302,13 @@ def test_large_items_among_small_ones(tmp_path: Path, protocol: str) -> None:
 
     with Turning(tmp_path) as turning:
         turning.run(scenario())
-        assert [item_data(one) for one in turning.collection.obtain("work").browse(9)] == items
+        assert [
+            item_data(one) for one in turning.collection.obtain("work").backlog.browse(9)
+        ] == items
     with Turning(tmp_path) as turning:
-        assert [item_data(one) for one in turning.collection.obtain("work").browse(9)] == items
+        assert [
+            item_data(one) for one in turning.collection.obtain("work").backlog.browse(9)
+        ] == items
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def a_queue() -> Queue:
 
 def opened(queue: Queue) -> int:
     """Open a read and return its xid."""
-    read = queue.open_read()
+    read = queue.line.open_read()
     assert read is not None
     return read[0]
 
@@ -65,7 +65,7 @@ def test_a_read_that_ended_by_itself_is_not_taken(reads: ThriftOpenReads) -> Non
     xid = opened(queue)
     identity = reads.add(queue, xid)
     assert reads.is_open(identity)
-    queue.unremove(xid)
+    queue.returns.give_back([xid])
     assert not reads.is_open(identity)
     assert reads.take("q", (identity,)) is None
 
@@ -79,7 +79,7 @@ def test_an_item_is_not_taken_from_its_next_reader(tmp_path: Path, reads: Thrift
     upkeep = spool.queue()._upkeep
     assert upkeep is not None
     upkeep._rewrite()
-    assert spool.queue().unremove(xid)
+    assert spool.queue().returns.give_back([xid])
     next_xid = spool.open_read()
     other = reads.add(spool.queue(), next_xid)
     assert not reads.is_open(identity)
@@ -108,6 +108,6 @@ def test_reads_that_ended_are_forgotten_in_time(reads: ThriftOpenReads) -> None:
     for _ in range(1000):
         xid = opened(queue)
         reads.add(queue, xid)
-        queue.unremove(xid)
+        queue.returns.give_back([xid])
     assert len(reads) < 100
     assert reads.take("q", (kept,)) == (queue, [kept_xid])
