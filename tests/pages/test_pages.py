@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import runner
+from tests.pages import runner, spark_runner
 from tests.pages.runner import PAGES, blocks
 
 ROOT = Path(__file__).parents[2]
-NOT_RUN = {
-    "architecture.md",
-    "journal.md",
-    "pipeline.md",
-    "pipeline-streaming.md",
-    "security.md",
-}
+NOT_RUN = {"architecture.md", "journal.md", "security.md"}
 """Pages whose examples are only checked for their syntax, by `test_documented_examples`."""
+SPARK = [page for page in PAGES if page.name.startswith("spark")]
+"""Pages whose programs share a session; `tests/spark` has the commands."""
 ISOLATED = ["unshare", "--map-root-user", "--net", "--pid", "--mount-proc", "--kill-child"]
 """A network and a file system of its own: the default ports are free, and all it starts ends."""
 
@@ -27,11 +23,22 @@ isolated = subprocess.run([*ISOLATED, "true"], check=False, capture_output=True)
 
 @pytest.mark.skipif(not isolated, reason="this system lets nobody have a network of his own")
 @pytest.mark.parametrize(
-    "page", [one for one in PAGES if one.name not in NOT_RUN], ids=lambda page: page.stem
+    "page",
+    [one for one in PAGES if one.name not in NOT_RUN and one not in SPARK],
+    ids=lambda page: page.stem,
 )
 def test_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Its commands succeed and print what the page says; its programs run; its files load."""
     command = [*ISOLATED, sys.executable, "-m", runner.__name__, str(page), str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(not isolated, reason="this system lets nobody have a network of his own")
+def test_the_programs_of_the_pages_about_spark_run(tmp_path: Path) -> None:
+    """Each prints what its page says."""
+    command = [*ISOLATED, sys.executable, "-m", spark_runner.__name__, str(tmp_path)]
+    command += map(str, SPARK)
     run = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 

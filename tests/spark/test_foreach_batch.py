@@ -1,4 +1,4 @@
-"""`foreachBatch` with Delta Lake: each batch once, as `docs/pipeline-streaming.md` shows it."""
+"""`foreachBatch` with Delta Lake: each batch once, as `docs/spark-lake.md` shows it."""
 
 from pathlib import Path
 

@@ -75,7 +75,7 @@ def history(
         spark: the session.
         path: a queue path, or a glob of queue paths; whole queues.
         with_data: read the items' data; otherwise `data` is null.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the store that the journals are in; see `docs/spark.md`.
     """
     items = history_in_ms(spark, path, with_data=with_data, storage=storage)
     named = {name: timestamp(f.col(name)) for name in _TIMES}

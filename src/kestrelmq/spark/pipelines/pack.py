@@ -86,7 +86,7 @@ def pack(
             in a store, which has no journals yet.
         dialect: the dialect to write: `documented`, or `kestrel-2`, which Kestrel 2.4 reads.
         clock: gives the files' timestamps; by default the machine's clock.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the store that the journals are in; see `docs/spark.md`.
 
     Raises:
         ConfigError: `output` is missing, not allowed, or has journals.

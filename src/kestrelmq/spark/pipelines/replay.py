@@ -56,7 +56,7 @@ def replay(
         output: the table: any path that the session can write.
         mode: what to do if there is something at `output` already.
         table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the store that the journals are in; see `docs/spark.md`.
 
     Returns:
         A summary for each queue that has items, sorted by name.

@@ -62,7 +62,7 @@ def report(
         output: a directory that the session can write, and so can this process, as it can journals.
         mode: what to do if there is something at `output` already.
         table_format: the tables' format, such as `parquet`, `delta` or `iceberg`.
-        storage: options of the stores of URIs; see "Paths" in `docs/pipeline.md`.
+        storage: options of the stores of URIs; see `docs/spark.md`.
 
     Raises:
         ConfigError: `output` is not apart from the journals.

@@ -49,7 +49,7 @@ def verify(
     Args:
         spark: the session.
         path: a queue path, a journal file, or a glob of either.
-        storage: options of the store that the journals are in; see "Paths" in `docs/pipeline.md`.
+        storage: options of the store that the journals are in; see `docs/spark.md`.
 
     Returns:
         The results in replay order.
