@@ -16,12 +16,12 @@ class UserProcess:
         self._number: int | None = None
 
     def begin(self) -> Self:
-        """Take note that this process uses it from now on."""
+        """Note that this process uses it from now on."""
         self._number = os.getpid()
         return self
 
     def end(self) -> None:
-        """Take note that none uses it any more."""
+        """Note that no process uses it any more."""
         self._number = None
 
     @property

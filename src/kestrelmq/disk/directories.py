@@ -62,7 +62,7 @@ class AppendFile(Protocol):
         """Write all of `data` at the end, or raise OSError and leave the file as it was."""
 
     def append_all(self, records: Sequence[bytes], pause: Pause) -> None:
-        """Do what `append` does with all of these; from any thread, while nothing else appends.
+        """Append all of these as `append` does, in any thread, while nothing else appends.
 
         `pause` is called after each short piece.
         """
@@ -74,7 +74,7 @@ class AppendFile(Protocol):
         """Force to disk what was appended; from any thread. Raises OSError."""
 
     def renamed(self, name: str) -> None:
-        """Take note that the file is called `name` now."""
+        """Follow a rename: the file is now called `name`."""
 
     def close(self) -> None:
         """Release the file, without a sync, and without waiting for a sync that is running."""
@@ -247,7 +247,7 @@ class DiskFile:
         self.size += length
 
     def append_all(self, records: Sequence[bytes], pause: Pause) -> None:
-        """Do what `append` does with all of these; from any thread, while nothing else appends."""
+        """Append all of these as `append` does, in any thread, while nothing else appends."""
         with self._lock:
             own = self._descriptor is None
             descriptor = self._open_same(_APPEND_FLAGS)[0] if own else self._descriptor
@@ -328,7 +328,7 @@ class DiskFile:
             self.release()
 
     def renamed(self, name: str) -> None:
-        """Take note that the file is called `name` now."""
+        """Follow a rename: the file is now called `name`."""
         self.name = name
 
     def close(self) -> None:

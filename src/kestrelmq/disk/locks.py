@@ -45,7 +45,7 @@ class FileLock:
         self._process = 0
 
     def __enter__(self) -> Self:
-        """Do what `acquire` does."""
+        """Acquire the lock, as `acquire` does."""
         self.acquire()
         return self
 

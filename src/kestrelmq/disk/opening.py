@@ -40,7 +40,7 @@ def open_regular(path: str | Path, flags: int, dir_fd: int | None = None) -> int
 def open_with_status(
     path: str | Path, flags: int, dir_fd: int | None = None
 ) -> tuple[int, os.stat_result]:
-    """Do what `open_regular` does; return the descriptor, and the file's status."""
+    """Open a file as `open_regular` does; return its descriptor and its status."""
     try:
         descriptor = os.open(path, flags | SAFE_FLAGS, _FILE_MODE, dir_fd=dir_fd)
     except OSError as error:
@@ -91,7 +91,7 @@ def file_names(path: str | Path) -> list[str]:
 
 
 def file_size(path: str) -> int:
-    """Return the bytes in a file; 0 without one: whoever opens it will report what is wrong."""
+    """Return the bytes in a file; 0 if it cannot be read: opening it will report why."""
     try:
         return os.lstat(path).st_size
     except OSError:

@@ -47,8 +47,8 @@ def rename_durably(old: Path, new: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write what is to be at `path`, which takes its place once it is whole.
 
-    If that fails, `path` is as it was. What is no file, such as a pipe or /dev/stdout, is written
-    itself.
+    If that fails, `path` is as it was. A pipe or another special file, such as /dev/stdout, is
+    written itself.
 
     Raises OSError, which names `path` and no temporary file.
     """

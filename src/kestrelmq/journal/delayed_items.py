@@ -103,7 +103,7 @@ class DelayedItems:
     # --- the journal ---
 
     def apply(self, found: DelayedPart) -> bytes | None:
-        """Do what a note of kind DELAYED says; return the item's record if that is complete."""
+        """Apply a note of kind DELAYED; return the item's record if that is complete."""
         number, offset, record = found
         if offset:
             if number != self._part_number or offset != len(self._part):
@@ -119,7 +119,7 @@ class DelayedItems:
         return record
 
     def joined(self, number: int, due: int) -> None:
-        """Take note that the item `number`, which was due at `due` (ms), was added to the queue."""
+        """Remove the item `number`, due at `due` (ms): it was added to the queue."""
         key = due << _NUMBER_BITS | number
         heap = self._heap
         while heap and heap[0][0] < key:
@@ -128,7 +128,7 @@ class DelayedItems:
             self.take()
 
     def end(self) -> None:
-        """Take note that there are no more records."""
+        """Finish: there are no more records."""
         self._part = bytearray()
         for entry in self._late:
             heapq.heappush(self._heap, entry)

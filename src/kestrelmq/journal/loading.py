@@ -181,7 +181,7 @@ class _Age:
         self._is_first = True
 
     def see(self, name: str, file: ReadFile) -> None:
-        """Take note of the next file, in replay order."""
+        """Begin the next file, in replay order."""
         self._may_be(file.written_at)
         if self._is_first:
             self._is_first = False
@@ -221,11 +221,11 @@ class _Progress:
         self._pace = pace
 
     def end(self, size: int) -> None:
-        """Take note that a file of `size` bytes is done."""
+        """Count a file of `size` bytes as done."""
         self._before += size
 
     def at(self, position: int) -> bool:
-        """Take note that the current file is replayed up to `position`; return what `Pace` does."""
+        """Note that the file is replayed up to `position`; return what `Pace` returns."""
         if self._throttle.passes():
             files, path = self._queue_files.files, self._directory.path
             whole = sum((path / name).lstat().st_size for name in files)

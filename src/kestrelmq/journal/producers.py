@@ -158,7 +158,7 @@ class Producers:
         return (self._oldest + 1) * 1000 + self.ttl - now if self._marks else inf
 
     def forget_old(self, now: int) -> bool:
-        """Do what `forget_before` does, for those that are to be forgotten `now` (ms)."""
+        """Forget the producers whose time is over `now` (ms); see `forget_before`."""
         return self.forget_before(now - self.ttl)
 
     def forget_before(self, time: int) -> bool:
@@ -190,7 +190,7 @@ class Producers:
         return marks
 
     def apply(self, note: Note) -> None:
-        """Do what a MARKS note says; other kinds, and one that makes no sense, are ignored."""
+        """Apply a MARKS note. Other kinds, and notes that make no sense, are ignored."""
         if note.kind == MARKS:
             for producer, last in _decode_marks(note.payload):
                 if producer:

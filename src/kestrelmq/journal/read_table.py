@@ -227,7 +227,7 @@ class ReadTable(Generic[Entry]):
         return self._page_with(number, (first, first + (1 << _PAGE_BITS) - 1))
 
     def _page_with(self, number: int, ends: _Ends) -> dict[int, Entry] | None:
-        """Do what `_page_of` does; the entries may be only those of the xids between `ends`."""
+        """Return a page as `_page_of` does, but perhaps only the xids between `ends`."""
         if self._runs and number in self._runs and self._runs_with(number, ends):
             return self._to_change(number, ends)
         return self._page if number == self._number else self._pages.get(number)

@@ -384,12 +384,12 @@ class JournalReader:
         self._forget_note()
 
     def renamed(self, old: str, new: str) -> None:
-        """Take note that the file `old` is now called `new`."""
+        """Follow a rename: the file `old` is now called `new`."""
         if self.file == old:
             self.file = new
 
     def file_ended(self, end: int, file: str) -> None:
-        """Take note that what would follow byte `end` of the file being read begins `file`."""
+        """Go on at the beginning of `file` after byte `end` of the file being read."""
         if self.position > end:
             position = self.position - end
             self._move_to(file)

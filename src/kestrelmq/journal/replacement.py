@@ -124,7 +124,7 @@ def in_pieces(records: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def counted_pieces(records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Do what `in_pieces` does; yield each piece with the number of records in it."""
+    """Join records to pieces, as `in_pieces`; yield each with its number of records."""
     source = iter(records)
     count = 64
     while batch := list(islice(source, count)):

@@ -186,7 +186,7 @@ class CounterXids:
         return xid in self.reads or (xid not in self._others and xid in self._open)
 
     def opened(self, xid: int, last: int, *, is_kept: bool) -> None:
-        """Take note that a read will be opened under `xid`, which may be that of its ADD_XID.
+        """Note that a read will be opened under `xid`, perhaps the xid of its ADD_XID.
 
         `last` is the last-used xid here before that.
         """
@@ -334,7 +334,7 @@ class Replay:
     def feed_added(
         self, buffer: Buffer, starts: Sequence[int], end: int, files: Sequence[str]
     ) -> None:
-        """Do what `feed` does, for records that are all ADDX."""
+        """Apply records that are all ADDX, as `feed` would."""
         if self._is_item_noted:
             self.feed(buffer, starts, end, files)
             return
@@ -358,7 +358,7 @@ class Replay:
     def feed_run(
         self, buffer: Buffer, start: int, count: int, length: int, files: Sequence[str]
     ) -> None:
-        """Do what `feed` does, for `count` records of one length that are all ADDX or all ADD."""
+        """Apply `count` records of one length, all ADDX or all ADD, as `feed` would."""
         if self._is_item_noted:
             self.feed(buffer, (start,), start + length, files)
             start, count = start + length, count - 1
@@ -479,7 +479,7 @@ class Replay:
             self.producers.apply(note)
 
     def end(self) -> None:
-        """Take note that there are no more records.
+        """Finish: there are no more records.
 
         If a note was cut short, the last-used xid is what it was before. A note about a record that
         is not there says nothing.

@@ -107,7 +107,7 @@ class ReservedReads:
         self._begin(reservation)
 
     def end(self, read: OpenRead) -> None:
-        """Take note that a read has ended, which may be reserved."""
+        """Forget a read that has ended; it may have been reserved."""
         reservation = read.reservation
         if reservation is not None:
             self.count -= 1
@@ -212,7 +212,7 @@ class ReservedReads:
         return tag.epoch <= self.retired.get(tag.name, -1)
 
     def set_done(self, tag: str, count: int) -> None:
-        """Take note that `tag` is done, with `count` reads."""
+        """Remember that `tag` is done, with `count` reads."""
         if tag not in self.done:
             self.note_bytes += _TAG_BYTES + len(tag)
         self.done = own(self.done)
@@ -267,7 +267,7 @@ class ReservedReads:
     # --- the journal ---
 
     def apply(self, note: Note) -> None:
-        """Do what a note says. Ignores a note that makes no sense."""
+        """Apply a note. Ignores a note that makes no sense."""
         try:
             if note.kind == RESERVED:
                 self._apply_reserved(note.payload)
@@ -450,7 +450,7 @@ def _note_bytes(terms: ReserveTerms) -> int:
 
 
 def _tags_up_to(tags: Iterable[str], name: str, epoch: int) -> list[str]:
-    """Return those of `tags` that are of `name` and an epoch up to `epoch`; there may be many."""
+    """Return the tags of `name` with an epoch up to `epoch`; there may be many."""
     begin = f"{name}:"
     at = len(begin)
     return [

@@ -1,6 +1,6 @@
 """Empty containers that all queues share until they put something into theirs.
 
-There may be a hundred thousand queues, and most never need most of their containers. Whoever puts
+There may be a hundred thousand queues, and most never need most of their containers. Code that puts
 something in takes a container of its own first: `self.done = own(self.done)`.
 """
 

@@ -68,10 +68,10 @@ class JournalFollower:
     __slots__ = ()
 
     def file_renamed(self, old: str, new: str) -> None:
-        """Take note that the file `old` is called `new` now."""
+        """Follow a rename: the file `old` is now called `new`."""
 
     def file_ended(self, name: str, end: int, following: str) -> None:
-        """Take note that what would follow byte `end` of `name` begins the file `following`."""
+        """Note that the file `following` goes on after byte `end` of `name`."""
 
 
 _NOBODY: Final = JournalFollower()
@@ -238,7 +238,7 @@ class FileJournal:
         self._writes_at = self._opened().size
 
     def append_all(self, records: Sequence[bytes], pause: Pause) -> None:
-        """Do what `append` does with all of these; from any thread.
+        """Append all of these as `append` does, in any thread.
 
         `pause` is called after each short piece.
         """
@@ -248,7 +248,7 @@ class FileJournal:
         current.append_all(records, pause)
 
     def end_append_all(self, size: int) -> None:
-        """Take note of the end of `append_all`, which has written `size` bytes, or 0: it failed."""
+        """End `append_all`, which has written `size` bytes; 0 if it failed."""
         self._writes_at = None
         self.size += size
         if self._current is not None:
@@ -451,13 +451,13 @@ class FileJournal:
                 raise
 
     def replaced(self, files: list[str], name: str, size: int) -> None:
-        """Take note that the file `name` of `size` bytes has replaced the rotated `files`."""
+        """Note that the file `name` of `size` bytes has replaced the rotated `files`."""
         kept = {file: bytes_ for file, bytes_ in self.sizes.items() if file not in files}
         self.size += size - (sum(self.sizes.values()) - sum(kept.values()))
         self.sizes = {name: size, **kept}
 
     def renamed(self, old: str, new: str) -> None:
-        """Take note that the rotated file `old` is called `new` now."""
+        """Follow a rename: the rotated file `old` is now called `new`."""
         self.sizes = {new if name == old else name: size for name, size in self.sizes.items()}
         self.follower.file_renamed(old, new)
 

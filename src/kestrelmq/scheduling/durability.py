@@ -46,7 +46,7 @@ class Committable(Timed):  # pragma: no cover: it only declares what a queue doe
         raise NotImplementedError
 
     def end_write(self, error: OSError | None) -> JournalError | None:
-        """Do what `commit` does after it has written; `error` is what the job raised."""
+        """Finish a `commit` whose records were written; `error` is what the job raised."""
         raise NotImplementedError
 
     def failed(self, error: OSError) -> JournalError:
@@ -411,7 +411,7 @@ class GroupCommit:
         return changed
 
     def note_change(self, queue: Committable) -> None:
-        """Tell those who `follow` of a change that is no item's, and so is not committed."""
+        """Tell the followers (`follow`) of a change that concerns no item: it is not committed."""
         for changed in self._followers:
             changed.add(queue)
 

@@ -274,7 +274,7 @@ class Upkeep:
         )
 
     def tick(self) -> None:
-        """Do what is due by time: a failed step, old files to remove, or a delayed rewrite."""
+        """Start what is due by time: a failed step, removing old files, or a delayed rewrite."""
         state = self.state
         if isinstance(state, Waiting):
             if self._clock.monotonic() < state.at:
