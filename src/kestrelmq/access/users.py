@@ -56,7 +56,7 @@ class User:
     writable: dict[str, Queue] = field(default_factory=dict, repr=False)
 
     def may(self, queue: str, *, write: bool) -> bool:
-        """Whether the user may read a queue, or add to it; an alias is no queue."""
+        """Whether the user may read a queue, or add to it; an alias is not a queue."""
         return self.why(queue, write=write) is not None
 
     def why(self, queue: str, *, write: bool) -> str | None:

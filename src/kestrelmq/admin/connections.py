@@ -203,7 +203,7 @@ class HttpConnection(web.RequestHandler):
         return is_served and (request is None or not request.writer.output_size)
 
     def request_served(self) -> None:
-        """Take note that a request was served: close the connection if it was the last one."""
+        """Close the connection if the request that was just served was its last."""
         if self._input_ended and not self._messages:
             self.close()
 

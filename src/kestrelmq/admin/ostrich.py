@@ -161,7 +161,7 @@ def _add_metrics(snapshot: StatisticsSnapshot, owner: str, histograms: Histogram
 
 
 async def _drop(*snapshots: StatisticsSnapshot) -> None:
-    """Free what is no longer needed of the windows."""
+    """Free the parts of the windows that are no longer needed."""
     for snapshot in snapshots:
         await clear_in_slices(snapshot.counters, snapshot.metrics)
 

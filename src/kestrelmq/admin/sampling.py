@@ -275,7 +275,7 @@ class Sampler:
             self.history.add(
                 name, Point(stamp, snapshot.items, put_rate, get_rate, snapshot.oldest)
             )
-        if last is not None:  # the first sample is no change: all queues have one at the start
+        if last is not None:  # the first sample is not a change: at the start every queue has one
             counted = Totals(stamp, snapshot.items, added, taken, snapshot.oldest)
             self.history.count(name, counted, last.added, last.taken)
 

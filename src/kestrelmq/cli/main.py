@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_INTERRUPTED)  # before a command has begun, which would handle it
     except OutputError as error:
         drop_output()
-        if not error.is_closed:  # then whoever read it has enough
+        if not error.is_closed:  # then its reader has enough
             _complain(str(error))
         sys.exit(1)
     except KestrelError as error:

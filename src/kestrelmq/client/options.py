@@ -132,7 +132,7 @@ def options_of(
 
 
 def checked_number(number: object, what: str) -> float:
-    """Return what `given_number` does. Raises InvalidRequest: it is no number."""
+    """Check a number, as `given_number`. Raises InvalidRequest: it is not a number."""
     try:
         return given_number(number, what)
     except TypeError as error:
@@ -192,7 +192,7 @@ def declared_time(seconds: float, what: str) -> int:
 
 
 def mark_of(producer: str | None, sequence: int | None) -> PutMark | None:
-    """Do what `put_mark` does. Raises InvalidRequest instead of ValueError."""
+    """Return a mark, as `put_mark`. Raises InvalidRequest instead of ValueError."""
     try:
         return put_mark(producer, sequence)
     except ValueError as error:
@@ -214,7 +214,7 @@ def end_of_wait(timeout: float | None, now: float) -> float:
 
 
 def checked_long_lease(seconds: float) -> float:
-    """Do as `checked_lease`, but take 0, which is without end."""
+    """Check a lease, as `checked_lease`, but accept 0, which is without end."""
     return 0.0 if checked_number(seconds, "a lease") == 0 else checked_lease(seconds)
 
 

@@ -545,7 +545,7 @@ class Planner:
         *,
         retry_unknown: bool | None = None,
     ) -> Plan[list[bool]]:
-        """Do what `put_many` does; each item has its times, and the first one `mark`."""
+        """Put items, as `put_many`; each has its times, and the first one `mark`."""
         name = commands.checked_queue(queue)
         retry = self.retry_unknown if retry_unknown is None else retry_unknown
         outcomes: list[bool | None] = [False] * len(items)
@@ -808,7 +808,7 @@ class Planner:
         again: bool = False,
         server: str | None = None,
     ) -> Plan[list[ReservedCount] | None]:
-        """Do as `reserve_many`, but return only how much was reserved of each queue.
+        """Reserve items, as `reserve_many`; return only how many of each queue.
 
         The items stay at the server, until somebody asks for them by the tag.
         """
@@ -1068,7 +1068,7 @@ class Planner:
         yield from self._on_every_server(commands.flush_all())
 
     def delete(self, queue: str) -> Plan[None]:
-        """Delete a queue on every server; it is no error if it does not exist."""
+        """Delete a queue on every server; it need not exist."""
         yield from self._on_every_server(commands.delete(commands.checked_queue(queue)))
 
     def browse(

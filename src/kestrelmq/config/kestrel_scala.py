@@ -129,7 +129,7 @@ class _Code:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """`name = value`, or with `_Code` as its value what is no such thing."""
+    """`name = value`, or with `_Code` as its value anything else."""
 
     line: int
     name: str
@@ -150,7 +150,7 @@ class _Block:
         return values[-1] if values and isinstance(values[-1], str) else ""
 
 
-class _NotRead(Exception):  # noqa: N818 # it is no error of the file
+class _NotRead(Exception):  # noqa: N818 # it is not an error of the file
     """The value is something else than a configuration needs."""
 
 
@@ -230,7 +230,7 @@ class _Reader:
         return _Setting(line, name, _Code())
 
     def _skip_code(self) -> str:
-        """Skip what is no setting, to the end of its last line; return what it is called."""
+        """Skip anything but a setting, to the end of its last line; return its name."""
         name = self._next.text
         while self._next.kind == "name" and self._tokens[self._at + 1].text == ".":
             self._at += 2

@@ -281,7 +281,7 @@ class ServerConfig(_Settings):
     admin_listen_path: SocketPath = None
     """Unix socket of the admin HTTP service, beside its port."""
     listen_path_mode: Mode = "0600"
-    """Permissions of the Unix sockets: whoever may write to one may connect."""
+    """Permissions of the Unix sockets: a user who may write to one may connect."""
     listen_path_owner: OptionalOwner = None
     """Owner of the Unix sockets, `USER`, `USER:GROUP` or `:GROUP`; None is the server's own."""
     admin_tokens: Tokens = ()

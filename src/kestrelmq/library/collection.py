@@ -380,7 +380,7 @@ class QueueCollection:
         return result
 
     def _saved(self, operation: Callable[[Queues], T]) -> T:
-        """Do as `_change`, and save what was set for queues."""
+        """Change queues, as `_change`, and save what was set for them."""
 
         def change(queues: Queues) -> tuple[T, list[JournalError | None]]:
             failures: list[JournalError | None] = []

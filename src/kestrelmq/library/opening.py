@@ -30,7 +30,7 @@ def given_name(name: object) -> str:
 
 
 def check_settings(config: object) -> None:
-    """Raise ConfigError: these are no settings of a queue."""
+    """Raise ConfigError: a queue does not have these settings."""
     if not isinstance(config, QueueConfig):
         raise ConfigError(f"the settings of a queue are a QueueConfig, not {config!r}")
 

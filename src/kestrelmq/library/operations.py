@@ -174,7 +174,7 @@ class QueueUse(ABC):
 
     @abstractmethod
     async def _aside(self, work: Callable[[], T]) -> T:
-        """Do what takes long and does not need the queue."""
+        """Run work that takes long and does not need the queue."""
 
     async def _put(self, data: bytes, expires: int, due: int, mark: PutMark | None) -> bool:
         """Add an item that expires, and is due, at these times (ms; 0: never, now)."""
@@ -290,7 +290,7 @@ class QueueOperations(QueueUse):
             dead: whether the item goes to the dead-letter queue at once.
 
         Raises:
-            ValueError: the delay is no number of seconds from 0 on, or
+            ValueError: the delay is not a number of seconds from 0 on, or
                 there is no dead-letter queue.
         """
         return await self._change(_releasing(xid, delay, counted=counted, dead=dead), creates=False)
@@ -301,7 +301,7 @@ class QueueOperations(QueueUse):
         Without `open_transaction_timeout`, and until this is called, a read is open until it ends.
 
         Raises:
-            ValueError: `seconds` is no number of seconds from 0 on.
+            ValueError: `seconds` is not a number of seconds from 0 on.
         """
         return await self._change(_extending(xid, seconds), creates=False)
 
@@ -389,7 +389,7 @@ class QueueOperations(QueueUse):
     async def wait_remove(
         self: QueueUse, timeout: float | None = None, *, transaction: bool = False
     ) -> Item | None:
-        """Do as `remove`, but wait for an item; None if none came within `timeout` seconds.
+        """Remove an item, as `remove`, after a wait; None if none came in `timeout` seconds.
 
         Readers are served in the order in which they began to wait. With a `timeout` of None the
         wait is unlimited; if the queue is closed meanwhile, it ends with QueueUnavailable.
@@ -397,7 +397,7 @@ class QueueOperations(QueueUse):
         return await self._wait(ReadMode.OPEN if transaction else ReadMode.REMOVE, timeout)
 
     async def wait_peek(self: QueueUse, timeout: float | None = None) -> Item | None:
-        """Do as `peek`, but wait for an item; see `wait_remove`."""
+        """Return the head, as `peek`, after a wait for it; see `wait_remove`."""
         return await self._wait(ReadMode.PEEK, timeout)
 
     async def browse(self: QueueUse, offset: int = 0, count: int = 100) -> list[Item]:

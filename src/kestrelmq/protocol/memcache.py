@@ -732,7 +732,7 @@ class Parser:
             return KillClient(_count(words[1], "client kill"))
         if what != b"name":
             raise ClientFault("client takes kill and an id, or name and a name", closes=False)
-        # What is no UTF-8 becomes a character that no name may have.
+        # Bytes that are not UTF-8 become a character that no name may have.
         name = words[1].decode(errors="surrogateescape")
         if (problem := client_name_error(name)) is not None:
             raise ClientFault(problem, closes=False)

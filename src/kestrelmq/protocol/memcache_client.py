@@ -232,7 +232,8 @@ def set_request(
 def sign_in_request(user: str, password: str) -> bytes:
     """Return the request to sign in.
 
-    Its key is no queue's name: a server without users refuses it, and does not store the password.
+    Its key cannot be the name of a queue: a server without users refuses it, and does not store
+    the password.
     """
     data = f"{user} {password}".encode(errors="surrogateescape")
     return b"set ~ 0 0 %d\r\n%b\r\n" % (len(data), data)

@@ -197,7 +197,7 @@ def nonce_text(nonce: int) -> str:
 
 
 def parse_reads(words: Sequence[bytes]) -> Reads:
-    """Return the reads that `words` name. Raises ValueError: one is no read."""
+    """Return the reads that `words` name. Raises ValueError: one is not a READ."""
     xids: list[int] = []
     reads: list[tuple[int, list[int]]] = []
     suffix = b""

@@ -450,7 +450,7 @@ class QueueCollection:
         return self.accept(name, Put(one, is_delayed=due > 0, mark=mark))
 
     def accept(self, name: str, put: Put) -> bool:
-        """Do what `add` does, for an item that is already a `Put`."""
+        """Add an item that is already a `Put`, as `add`."""
         self.loading.check(self.leaves(name))
         alias = self.config.aliases.get(name)
         if alias is None:
@@ -523,8 +523,8 @@ class QueueCollection:
     def declare(self, name: str, settings: QueueConfig) -> Queue:
         """Create a queue with settings of its own, or give it others; return it.
 
-        They stand between those that it inherits and those of its table in the configuration. They
-        are in force at once; `registry.save` tells when they are on disk.
+        They override inherited settings; the configuration's own table for the queue overrides
+        them. They are in force at once; `registry.save` tells when they are on disk.
 
         Args:
             name: the queue's name.
@@ -587,7 +587,7 @@ class QueueCollection:
     # --- flushing and deleting ---
 
     def flush(self, name: str) -> int:
-        """Drop every waiting item of a queue; return how many: 0 if it is no queue or an alias.
+        """Drop every waiting item of a queue; return how many: 0 for an alias or an unknown name.
 
         Raises:
             InvalidQueueName: no queue can have that name.

@@ -92,7 +92,7 @@ class Deletions:
     def _proceed(
         self, queue: Queue, steps: Steps, worker: Worker, error: BaseException | None
     ) -> None:
-        """Do what follows a job that has ended with `error`, and begin the next one."""
+        """Go on after a job that ended with `error`, and begin the next one."""
         try:
             job = steps.send(error)
         except StopIteration as end:

@@ -43,7 +43,7 @@ class LoadingQueues:
         return frozenset(self._expected)
 
     def expect(self, names: Collection[str]) -> None:
-        """Take note that the queues `names` are to be loaded."""
+        """Expect the queues `names`: they are to be loaded."""
         for name in names:
             family = family_of(name)
             self._families[family] = self._families.get(family, 0) + 1
@@ -51,7 +51,7 @@ class LoadingQueues:
         self._names.update(names, self._families)
 
     def loaded(self, name: str) -> None:
-        """Take note that `name` is loaded, or damaged; a master comes after its children."""
+        """Note that `name` is loaded, or damaged; a master comes after its children."""
         family = family_of(name)
         self._families[family] -= 1
         self._expected.discard(name)

@@ -117,7 +117,7 @@ class Target:
         return self._collection.clock.now()
 
     def _add_copy(self, copy: bytes) -> bool:
-        """Do what `add` does, for the record that the item is to have in the target."""
+        """Add `copy`, the record that the item is to have in the target, as `add` does."""
         try:
             queues = self._takers(len(copy) - ADDX_HEADER)
             put = Put(copy)
@@ -142,7 +142,7 @@ class Target:
         return queues
 
     def adding(self, record: bytes) -> Generator[Job, None, bool]:
-        """Do what `add` does, but yield the job that copies a large item; run it then."""
+        """Add a record, as `add`; a large item first yields the job that copies it."""
         if not is_large(record):
             return self.add(record)
         copies: list[bytes] = []

@@ -45,7 +45,7 @@ class Admission:
         return None
 
     def leave(self, peer: str) -> None:
-        """Take note that a client that was admitted is gone."""
+        """Free the place of a client that was admitted and is gone."""
         self._count -= 1
         if self._most_per_peer is not None:
             host = _peer_of(peer)

@@ -424,7 +424,7 @@ class Server:
             await in_slices(self._collection.sweeping(), self._turns)
 
     async def _run_timers(self) -> None:
-        """Do what deadlines ask for, and syncs that are due; wait while there are neither."""
+        """Serve the deadlines and run the syncs that are due; wait while there are neither."""
         commits, loop = self._collection.commits, asyncio.get_running_loop()
         timed = asyncio.Event()
         commits.on_timer_needed = timed.set

@@ -143,7 +143,7 @@ class _Ending:
 
 
 async def _in_thread(function: Callable[[], T], end: Callable[[], object] = object) -> T:
-    """Do as `in_thread`; if this is cancelled, call `end`, and wait for the thread."""
+    """Run in a thread, as `in_thread`; if cancelled, call `end` and wait for the thread."""
     work = asyncio.ensure_future(in_thread(function))
     try:
         await asyncio.wait([work])

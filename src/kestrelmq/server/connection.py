@@ -122,7 +122,7 @@ class PendingRequest:
         raise NotImplementedError
 
     def input_arrived(self) -> None:
-        """Take note that the client sent something while this request waits for an item."""
+        """Hear that the client sent something while this request waits for an item."""
 
     def end_wait(self) -> None:
         """Answer now, as when the time is up, if this request waits for an item."""
@@ -137,7 +137,7 @@ class PendingRequest:
         raise NotImplementedError
 
     def lose_answer(self, reply: bytes) -> bool:  # noqa: ARG002 # few are pending once answered
-        """Take note that an error is sent instead of `reply`; return whether that is its answer."""
+        """Hear that an error replaces `reply`; return whether that was this request's answer."""
         return False
 
 
@@ -315,7 +315,7 @@ class Connection(TurnConnection):
         return True
 
     def hold_rest(self, size: int) -> bool:
-        """Do as `hold_input` for the input that waits here, and counts until it is applied."""
+        """Count waiting input, until it is applied; otherwise as `hold_input`."""
         buffered = self._counters.buffered
         if size >= COUNTED and buffered.held + size - self._rest_held > buffered.limit:
             return False
@@ -489,7 +489,7 @@ class Connection(TurnConnection):
     def push_parts(
         self, parts: Sequence[Part], queues: Queues = None, *, hands_out: bool = False
     ) -> None:
-        """Do what `push_large` does, for parts whose size is not known yet."""
+        """Push a large reply, as `push_large`, in parts whose size is not known yet."""
         self.push_large(parts, sum(map(len, parts)), queues, hands_out=hands_out)
 
     def count_slow_request(self) -> None:

@@ -187,7 +187,7 @@ class ServerContext:
         return True
 
     def settling(self, queue: Queue) -> Generator[None, None, None]:
-        """Do what `settle` does, to its end; yields when others are to be served."""
+        """Prepare the head, as `settle`, to the end; yields when others are to be served."""
         while not self.settle(queue):
             yield
 

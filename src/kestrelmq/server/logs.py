@@ -134,7 +134,7 @@ class LogHandler(logging.Handler):
         self._lines.put(None)
 
     def close(self) -> None:
-        """Do as `end`, and wait for it, but not long."""
+        """End the thread, as `end`, and wait for it, but not long."""
         self.end()
         self._thread.join(_END_SECONDS)
         super().close()

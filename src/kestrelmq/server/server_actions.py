@@ -177,7 +177,7 @@ or, if something else protects the ports, set allow_unauthenticated = true"""
 
 
 def unsafe(config: ServerConfig) -> Iterator[str]:
-    """Yield what is not safe about the ports of a server, for whoever starts it."""
+    """Yield what is not safe about the ports of a server, to show when it starts."""
     ports = [name for name, setting in LISTEN_PORTS.items() if getattr(config, setting) is not None]
     if not ports:
         return

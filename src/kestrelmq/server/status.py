@@ -316,7 +316,7 @@ class ServerStatus:
         self.all_allowed = reads and writes and self.has_memory
 
     def set_memory(self, *, is_full: bool) -> None:
-        """Take note whether the memory for clients is used up."""
+        """Note whether the memory for clients is used up."""
         self.has_memory = not is_full
         self._allow(self.reads_allowed, self.writes_allowed)
 

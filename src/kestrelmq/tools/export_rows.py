@@ -134,7 +134,7 @@ def from_json(line: str | bytes, number: int, now: int, queue: str | None = None
 
 
 def is_empty(line: object) -> bool:
-    """Whether a line has nothing but white space; what is no text is for `from_json` to refuse."""
+    """Whether a line has nothing but white space; `from_json` refuses what is not text."""
     return isinstance(line, str | bytes) and not line.strip()
 
 

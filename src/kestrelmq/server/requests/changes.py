@@ -48,7 +48,7 @@ async def flush(context: ServerContext, name: str) -> int:
 
 
 async def flush_queue(context: ServerContext, queue: Queue) -> int:
-    """Do what `flush` does, for a queue that exists."""
+    """Drop the waiting items of a queue that exists, as `flush` does."""
     count = await in_slices(queue.flushing(), context.turns)
     await wait_until_durable(context, queue)
     return count
@@ -155,7 +155,7 @@ async def _ended(begin: Callable[[Done], None]) -> None:
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tell(error: BaseException | None) -> None:
-        if ended.done():  # whoever waited was cancelled
+        if ended.done():  # the task that waited was cancelled
             return
         if error is None:
             ended.set_result(None)
@@ -193,7 +193,7 @@ def answer_later(
         change: the change that was requested.
         answer: sends the reply to the change's result.
         refuse: sends the reply when the change fails.
-        is_search: whether it is no change but a search, of no use once the client is gone.
+        is_search: whether it is a search, which is of no use once the client is gone.
     """
 
     def ended(task: asyncio.Task[Result]) -> None:

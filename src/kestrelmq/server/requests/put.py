@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 async def put(
     context: ServerContext, name: str, data: bytes, times: ItemTimes, mark: PutMark | None = None
 ) -> bool:
-    """Do what `QueueCollection.add` does; a thread copies a large item first."""
+    """Add an item, as `QueueCollection.add`; a thread copies a large one first."""
     collection = context.collection
     if len(data) < LARGE_ITEM:
         return collection.add(name, data, times.expiry, due=times.due, mark=mark)

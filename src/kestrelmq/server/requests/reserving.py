@@ -208,10 +208,10 @@ class PendingReserve(PendingRequest):
         self._end_wait()
 
     def lose_answer(self, reply: bytes) -> bool:
-        """Take note that an error is sent instead of `reply`, if that has what was taken here.
+        """Return whether `reply`, which an error replaces, has the items that were taken here.
 
-        If it does not, it answers a `reserve` before this one, with what the tag of that one has:
-        then a connection is not paused.
+        If not, it answers an earlier `reserve`, whose tag was open already: that does not pause the
+        connection.
         """
         nonces = [nonce_text(reservation.nonce).encode() for _, reservation, _ in self._taken]
         is_answer = any(nonce in reply for nonce in nonces)
@@ -634,7 +634,7 @@ class ConnectionOwners:
         self._names: dict[str, None] = {}
 
     def add(self, name: str) -> None:
-        """Take note that the client names an owner. Raises QueueUnavailable for too many."""
+        """Remember an owner that the client named. Raises QueueUnavailable for too many."""
         if name in self._names:
             return
         if len(self._names) >= MAX_OWNERS:
@@ -660,7 +660,7 @@ class ConnectionOwners:
         return list(islice(reads, MOST_READS_COUNTED))
 
     def end(self) -> None:
-        """Take note that the connection is closed."""
+        """Let go of all owners: the connection is closed."""
         owners, now = self._context.collection.owners, self._context.turns.clock.monotonic()
         for name in self._names:
             owners.disconnected(name, now)
@@ -671,7 +671,7 @@ class AwaitedRequest(ReserveHandler):
     """A request about reserved reads that a task awaits, such as that of an HTTP request.
 
     To what the request goes through it is what a connection would be, and it hands the answer to
-    the task. It is no connection of an owner: the leases of the reads end when they end, unless a
+    the task. It does not count as a connection of an owner: leases end when they end, unless a
     connection has named their owner.
     """
 
@@ -734,7 +734,7 @@ class AwaitedRequest(ReserveHandler):
         return True
 
     def sent(self) -> None:
-        """Take note that the socket has taken the answer."""
+        """Hear that the socket has taken the answer."""
         if self._pending is not None:
             self._pending.resume()
 
@@ -806,7 +806,7 @@ class AwaitedRequest(ReserveHandler):
             self.guard(self._pending.resume)
 
     def request_done(self) -> None:
-        """Take note that the request was answered."""
+        """End the wait: the request was answered."""
         self._pending = None
         self._is_waiting = False
 
@@ -814,7 +814,7 @@ class AwaitedRequest(ReserveHandler):
         """Call `step`, which continues the request; if it raises, the task gets the exception."""
         try:
             step()
-        except Exception as error:  # noqa: BLE001 # whoever awaits it gets it
+        except Exception as error:  # noqa: BLE001 # the awaiting task gets it
             self.request_failed(error)
 
     def request_failed(self, error: Exception) -> None:

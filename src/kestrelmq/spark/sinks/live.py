@@ -212,7 +212,7 @@ class ItemSender:
         due: int | None,
         mark: dict[str, Any],
     ) -> None:
-        """Do what `send` does; `mark` has the producer, and the number of the first item."""
+        """Send, as `send`; `mark` has the producer and the number of the first item."""
         left = list(items)
         pause = _FIRST_PAUSE
         deadline = self._clock.monotonic() + self._patience

@@ -162,7 +162,7 @@ class StoredJournalCommit:
         self._delete(guard)
 
     def _clean_up(self, files: QueueFiles) -> None:
-        """Do what `journal.loading.clean_up` does."""
+        """Clean up in a store, as `journal.loading.clean_up` does in a directory."""
         for name in files.dead:
             self._delete(name)
         for old, new in files.rename:

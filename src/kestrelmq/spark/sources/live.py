@@ -225,7 +225,7 @@ class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvai
             held.close()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Take note that Spark has logged the batch behind `end`."""
+        """Note that Spark has logged the batch behind `end`."""
         self._stream_driver().commit(end)
 
     def stop(self) -> None:

@@ -194,7 +194,7 @@ class StreamDriver:
         return self._backlog
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Take note that Spark has logged the batch behind `end`."""
+        """Note that Spark has logged the batch behind `end`."""
         if self._unlogged == self.offset_of(end):
             self._unlogged = None
 

@@ -1,7 +1,7 @@
 """Which queues the option `queue` of reading `kestrel` means: names, and patterns of names.
 
 A pattern is as for file names in a shell: `*`, `?`, `[abc]`, `[!abc]`. A pattern without a plus
-matches no fanout child: whoever reads `orders_*` would otherwise take what the children's own
+matches no fanout child: a reader of `orders_*` would otherwise take what the children's own
 readers wait for, and get each item once more from each child.
 """
 

@@ -412,8 +412,8 @@ def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]
     """Return where the last whole record ends within `room` bytes, and whether more follow.
 
     The first record counts however long it is. Damage ends the file, so the end is that of the
-    file: whoever reads it finds the damage. So does a STATE_DUMP, which has to wait for the next
-    file: only then it is sure that it is not the begin of a CONTINUE.
+    file: the task that reads it finds the damage. A STATE_DUMP ends it, too, but must wait for the
+    next file: only then is it certain not to be the beginning of a CONTINUE.
     """
     file = found.file
     view = open_view(file, begin=begin)
@@ -475,7 +475,7 @@ def _first_since(found: FollowedFile, since: int) -> int | None:
             if len(late):
                 return int(items.starts[late[0]])
     except DamagedJournal as damage:
-        # Whoever reads it must find it.
+        # The task that reads it must find it.
         return damage.position
     return None
 

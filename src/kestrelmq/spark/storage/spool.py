@@ -237,7 +237,7 @@ def follow(
 
 
 def _is_gone(tree: FileTree, pattern: str) -> bool:
-    """Whether a path that is no glob is not there, and is no file that has a new name by now."""
+    """Whether a path, not a glob, is missing, and no file there was renamed meanwhile."""
     if is_pattern(tree, pattern) or tree.exists(pattern):
         return False
     parent, name = os.path.split(os.path.abspath(pattern))  # noqa: PTH100 # as above
