@@ -49,7 +49,7 @@ def given_number(number: object, what: str) -> float:
         what: what it is, for the error, such as "a timeout".
 
     Raises:
-        TypeError: it is no number.
+        TypeError: it is not a number.
     """
     if not isinstance(number, Real):
         raise TypeError(f"{what} is a number, not {type(number).__name__}")

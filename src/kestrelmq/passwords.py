@@ -120,5 +120,5 @@ def read_password(path: "os.PathLike[str]") -> str:
     password = line.decode(errors="surrogateescape").removesuffix("\r")
     problem = password_error(password)
     if problem is not None:
-        raise ValueError(f"its first line is no password: {problem}")
+        raise ValueError(f"its first line is not a password: {problem}")
     return password

@@ -86,7 +86,7 @@ def test_a_place_stays_whatever_is_read_and_added(tmp_path: Path, queue: str) ->
         text = client.browse(queue, text="x", count=1, place=page.place)[server.address]
         assert [one.data for one in text.items] == [b"x"]
         server.restart()
-        with pytest.raises(ServerRefused, match="is no place of queue"):
+        with pytest.raises(ServerRefused, match="is not a place in queue"):
             client.browse(queue, place=page.place)
         reply = admin.get(f"{items}?place={shown['place']}")
         assert (reply.status, reply.code) == (409, "place_refused")

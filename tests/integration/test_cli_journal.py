@@ -332,7 +332,7 @@ def test_verify_names_files_that_are_left_alone(spool: Path) -> None:
     (spool / "a name").touch()
     (spool / "work~~torn-5").touch()
     left_alone = [line for line in run("verify", spool).splitlines() if "warning" in line]
-    assert left_alone == [f"kestrelmq: warning: {spool}/a name is no journal"]
+    assert left_alone == [f"kestrelmq: warning: {spool}/a name is not a journal"]
 
 
 @pytest.mark.parametrize("command", ["dump", "verify"])

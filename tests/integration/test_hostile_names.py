@@ -140,7 +140,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
         server.stop()
         assert "Traceback" not in server.output
         assert "Logging error" not in server.output
-    told = [line for line in log.read_text().splitlines() if "is no journal" in line]
+    told = [line for line in log.read_text().splitlines() if "is not a journal" in line]
     assert len(told) == 4
 
 

@@ -421,5 +421,5 @@ def test_a_query_that_will_not_go_on_is_settled(
     assert capsys.readouterr().out.split() == words
     assert client.owners() == []
     assert sorted(map(int, client.consume(QUEUE, idle_timeout=0))) == list(range(20, 30))
-    with pytest.raises(ConfigError, match="is no checkpoint of a query that reads kestrel"):
+    with pytest.raises(ConfigError, match="is not a checkpoint of a query that reads kestrel"):
         list(settle(str(tmp_path / "nothing")))

@@ -93,7 +93,7 @@ def test_what_reads_and_writes_signs_in_over_tls(
         ({"servers": "kestrel://spark@a"}, "'user' and 'passwordFile' go together"),
         ({"servers": "a", "passwordFile": "/f"}, "'user' and 'passwordFile' go together"),
         ({"servers": "a", "user": "x", "passwordFile": "/f"}, "/f: No such file or directory"),
-        ({"servers": "a", "user": "x", "passwordFile": __file__}, "its first line is no password"),
+        ({"servers": "a", "user": "x", "passwordFile": __file__}, "first line is not a password"),
         ({"servers": "a", "tlsCa": "/f"}, "authorities in /f: No such file"),
         ({"servers": "a", "tlsKey": "/f"}, "a key goes with a certificate"),
     ],

@@ -211,7 +211,7 @@ def test_a_java_process_that_is_gone_is_said_so(
         (["report", "."], 2, "Missing option '--output'"),
         (["restore", "t", "--live", "--zookeeper", "z"], 2, "--path-prefix go together"),
         (["restore", "t", "-o", "out", "--queue", "q"], 2, "go with --live"),
-        (["verify", ".", "--master", "nope"], 2, "'nope' is no master of Spark's"),
+        (["verify", ".", "--master", "nope"], 2, "'nope' is not a master of Spark"),
         (["verify", ".", "--conf", "spark.ui.enabled"], 2, "for '--conf': it must be KEY=VALUE"),
         (["verify", ".", "--conf", "=x"], 2, "for '--conf': it must be KEY=VALUE"),
         (["archive", "q", "-o", "out", "--batch-items", "0"], 2, "greater than or equal to 1"),

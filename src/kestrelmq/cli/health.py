@@ -95,7 +95,7 @@ class _Connection(HTTPConnection):
 
 
 def _answer(connection: _Connection, path: str, server: str) -> dict[str, Any]:
-    """Return what the server says. Raises ServerUnavailable: that is no answer."""
+    """Return what the server says. Raises ServerUnavailable: it did not answer."""
     headers = {}
     user = credentials(server)
     if user is not None:

@@ -151,7 +151,7 @@ def verify(
     chosen = _chosen(paths, queue)
     for path in paths:
         for name in unknown_files(path):
-            print(f"kestrelmq: warning: {path / printable(name)} is no journal", file=sys.stderr)
+            print(f"kestrelmq: warning: {path / printable(name)} is not a journal", file=sys.stderr)
     with _Failures() as failures, _progress("checking", sum(one.size for one in chosen)) as bar:
         for one in chosen:
             with failures.of(one):

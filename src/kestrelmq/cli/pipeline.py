@@ -87,7 +87,7 @@ def _checked_master(url: str) -> str:
     """Check Spark's master URL, because Spark's own error is a page of Java stack trace."""
     if not url.startswith(("local", "spark://", "yarn", "k8s://")):
         raise typer.BadParameter(
-            f"{url!r} is no master of Spark's: give local[*], spark://HOST:PORT, yarn or k8s://URL"
+            f"{url!r} is not a master of Spark: give local[*], spark://HOST:PORT, yarn or k8s://URL"
         )
     return url
 

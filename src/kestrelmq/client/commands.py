@@ -939,7 +939,7 @@ def _unexpected(reply: wire.Reply) -> NoReturn:
             raise AuthenticationFailed("the server needs a user and a password")
         raise ServerRefused(reply.reason or reply.kind, reply.kind)
     shown = reply.text if isinstance(reply, wire.Line) else reply
-    raise ProtocolError(f"this is no reply to the request: {repr(shown)[:200]}")
+    raise ProtocolError(f"this does not answer the request: {repr(shown)[:200]}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -76,7 +76,7 @@ class ZooKeeperMembership:
         with suppress(ValueError):
             usable = all(is_host(host) for host, _ in collect_hosts(hosts)[0])
         if not usable:
-            raise InvalidRequest(f"{hosts!r} are no addresses of ZooKeeper like 'localhost:2181'")
+            raise InvalidRequest(f"{hosts!r} are not ZooKeeper addresses like 'localhost:2181'")
         self._prefix = "/" + path_prefix.strip("/")
         if not is_node_path(self._prefix):
             raise InvalidRequest(f"path_prefix is a path of ZooKeeper, not {path_prefix!r}")

@@ -67,7 +67,7 @@ class ClientOptions:
     tls: bool | ssl.SSLContext = False
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest: a value is no number, or out of range, or no known affinity."""
+        """Raise InvalidRequest: a value is not a number, out of range, or an unknown affinity."""
         for name in ("connect_timeout", "operation_timeout", "poll_interval"):
             if not 0 < checked_number(getattr(self, name), name) <= _LONGEST_TIME:
                 raise InvalidRequest(f"{name} is more than 0 and at most {_LONGEST_TIME:.0f} s")
@@ -140,7 +140,7 @@ def checked_number(number: object, what: str) -> float:
 
 
 def checked_count(count: object, what: str) -> int:
-    """Return what `given_count` does. Raises InvalidRequest: it is no whole number from 0 on."""
+    """Check a count, as `given_count`. Raises InvalidRequest: not a whole number from 0 on."""
     try:
         return given_count(count, what)
     except (TypeError, ValueError) as error:
@@ -185,7 +185,7 @@ def times_of_row(expiry: int, due: int, now: int) -> ItemTimes:
 
 
 def declared_time(seconds: float, what: str) -> int:
-    """Return a time of a declared queue in milliseconds. Raises InvalidRequest: it is no time."""
+    """Return a declared time in milliseconds. Raises InvalidRequest: it is not a time."""
     if not 0 <= checked_number(seconds, what) <= LONGEST_DELAY:
         raise InvalidRequest(f"{what} must be from 0 to {LONGEST_DELAY:.0f} seconds")
     return math.ceil(seconds * 1000)

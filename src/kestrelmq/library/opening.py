@@ -23,7 +23,7 @@ from kestrelmq.scheduling.durability import GroupCommit
 
 
 def given_name(name: object) -> str:
-    """Return the name of a queue that a caller gives. Raises InvalidQueueName: it is no text."""
+    """Return the name of a queue that a caller gives. Raises InvalidQueueName: it is not text."""
     if not isinstance(name, str):
         raise InvalidQueueName(f"a queue name is text, not {type(name).__name__}")
     return name

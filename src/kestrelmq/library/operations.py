@@ -352,7 +352,7 @@ class QueueOperations(QueueUse):
 
         Raises:
             ValueError: the count or the lease is out of range, or `again` has no tag.
-            TagRefused: this is no tag, or its epoch was retired.
+            TagRefused: this is not a tag, or its epoch was retired.
         """
         reserve = _reserving(count, lease, tag, again=again)
         longest = 0.0 if again else longest_wait(timeout)
@@ -368,7 +368,7 @@ class QueueOperations(QueueUse):
         """Confirm the items of a tag, which is done then; return how many, also when repeated.
 
         Raises:
-            TagRefused: this is no tag, or its epoch was retired.
+            TagRefused: this is not a tag, or its epoch was retired.
         """
         _check_tag(tag)
         return await self._change(lambda queue: queue.reserved.finish(tag), creates=False)
@@ -565,13 +565,13 @@ def _reserving(
 
 
 def _check_text(given: object, what: str) -> None:
-    """Raise TagRefused: it is no text."""
+    """Raise TagRefused: it is not text."""
     if not isinstance(given, str):
         raise TagRefused(f"{what} is text, not {type(given).__name__}")
 
 
 def _check_tag(tag: str) -> None:
-    """Raise TagRefused: it is no tag."""
+    """Raise TagRefused: it is not a tag."""
     _check_text(tag, "a tag")
     parse_tag(tag)
 

@@ -196,7 +196,7 @@ def _parse_line(line: bytes) -> Reply:
             raise ProtocolError(f"malformed reply {_shown(line)}")
         return Stat(_text(name), _text(value))
     if not line:
-        raise ProtocolError("an empty line is no reply")
+        raise ProtocolError("an empty line is not a reply")
     return Line(_text(line))
 
 

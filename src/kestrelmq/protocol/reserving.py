@@ -197,7 +197,7 @@ def nonce_text(nonce: int) -> str:
 
 
 def parse_reads(words: Sequence[bytes]) -> Reads:
-    """Return the reads that `words` name. Raises ValueError: one is not a READ."""
+    """Return the reads that `words` name. Raises ValueError: one is not a read id."""
     xids: list[int] = []
     reads: list[tuple[int, list[int]]] = []
     suffix = b""
@@ -248,7 +248,7 @@ def _xid(word: bytes) -> int:
 
 
 def _no_read(word: bytes) -> ValueError:
-    return ValueError(f"{word[:100].decode('ascii', 'backslashreplace')} is no read")
+    return ValueError(f"{word[:100].decode('ascii', 'backslashreplace')} is not a read id")
 
 
 def _check_milliseconds(**numbers: int) -> None:

@@ -356,7 +356,7 @@ class TextParser:
             raise
 
     def _is_foreign(self, word: bytes) -> bool:
-        """Whether a line that begins with `word` is the client's first, and is no command."""
+        """Whether a line that begins with `word` is the client's first, and not a command."""
         is_first, self._is_first = self._is_first, False
         verb = word.lower()
         is_command = verb in _PARSERS or verb in MEMCACHED_COMMANDS or _is_put([verb])

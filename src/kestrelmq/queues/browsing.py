@@ -311,7 +311,7 @@ def parse_place(queue: Queue, text: str) -> int:
     """Return the place that a text means. Raises PlaceRefused."""
     run, _, number = text.partition(":")
     if not queue.browsed_as or run != f"{queue.browsed_as:x}" or not _PLACE.fullmatch(number):
-        raise PlaceRefused(f"{text!r:.60} is no place of queue {queue.name}: begin at its head")
+        raise PlaceRefused(f"{text!r:.60} is not a place in queue {queue.name}: begin at its head")
     return int(number)
 
 

@@ -149,7 +149,7 @@ class QueueCollection:
         for warning in config_warnings(self.config, found.queues):
             log.warning("%s", warning)
         for name in found.unknown:
-            log.warning("%s is no journal; it is left alone", self._directory.path / name)
+            log.warning("%s is not a journal; it is left alone", self._directory.path / name)
         for name in listing.directories:
             if queue_name_error(name) is None:
                 log.warning("%s is a directory, not a queue", self._directory.path / name)

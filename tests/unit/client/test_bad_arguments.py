@@ -57,7 +57,7 @@ def test_what_to_discover_is_text() -> None:
 
 def test_zookeeper_is_at_hosts() -> None:
     """One that no resolver can be asked for would end the thread that connects."""
-    with pytest.raises(InvalidRequest, match="no addresses of ZooKeeper"):
+    with pytest.raises(InvalidRequest, match="are not ZooKeeper addresses"):
         Client.discover("zk:1,a..b:1", "/kestrel")
 
 

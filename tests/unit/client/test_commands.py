@@ -120,7 +120,7 @@ def test_an_item_is_that_of_the_queue(read: commands.Command[Any], key: bytes) -
 @pytest.mark.parametrize("key", [b"other", b"q2", b"", b"/q"])
 def test_an_item_of_another_queue_is_an_error(read: commands.Command[Any], key: bytes) -> None:
     """A reply that was meant for another request must not be taken for this one's."""
-    with pytest.raises(ProtocolError, match="no reply to the request"):
+    with pytest.raises(ProtocolError, match="does not answer the request"):
         result(read, b"VALUE %b 0 1\r\na\r\nEND\r\nVERSION 1\r\n" % key)
 
 

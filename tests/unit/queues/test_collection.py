@@ -60,7 +60,7 @@ def test_what_is_no_journal_is_left_alone(tmp_path: Path, caplog: pytest.LogCapt
     other = tmp_path / "queues" / "jobs.backup"
     other.write_bytes(b"mine")
     Spool(tmp_path).close()
-    assert caplog.messages == [f"{other} is no journal; it is left alone"]
+    assert caplog.messages == [f"{other} is not a journal; it is left alone"]
     assert other.read_bytes() == b"mine"
 
 

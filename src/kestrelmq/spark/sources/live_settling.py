@@ -43,7 +43,7 @@ def settle(
         for number, name in _logged(place / "offsets")[-2:]
     }
     if not any(offsets.values()):
-        raise ConfigError(f"{checkpoint} is no checkpoint of a query that reads kestrel")
+        raise ConfigError(f"{checkpoint} is not a checkpoint of a query that reads kestrel")
     committed = [number for number, _ in _logged(place / "commits")]
     last = [one for one in offsets.get(committed[-1], []) if one.name] if committed else []
     known = [one for found in offsets.values() for one in found if one.name]

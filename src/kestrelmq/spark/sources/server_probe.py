@@ -399,7 +399,7 @@ class ServerProbe:
         except ServerRefused as error:
             if is_refusal(error):
                 raise
-            raise QueueCannotBeRead(f"{server} is no server of kestrelmq: {error}") from error
+            raise QueueCannotBeRead(f"{server} is not a kestrelmq server: {error}") from error
 
     def _list_named(self, server: Address) -> _ListedQueues:
         found = []
