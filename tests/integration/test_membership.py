@@ -279,7 +279,7 @@ async def test_initializers_make_the_client_and_the_sets(
         def __init__(self, path: str) -> None:
             self.path = path
 
-        def hold(self, member: bytes | None) -> None:
+        def keep(self, member: bytes | None) -> None:
             held.append((self.path, member))
 
     site = types.ModuleType("site_specific")

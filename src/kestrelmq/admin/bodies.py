@@ -97,7 +97,7 @@ class BodyReader:
                     break
                 begin = len(rest)
                 rest += part
-                self._hold(len(part))
+                self._count(len(part))
                 self._check(len(rest))
                 end = rest.rfind(b"\n", begin)
                 if end >= 0:
@@ -105,11 +105,11 @@ class BodyReader:
                         lines = bytes(whole[:end]).split(b"\n")
                     yield lines
                     del rest[: end + 1]
-                    self._hold(-end - 1)
+                    self._count(-end - 1)
             if rest:
                 yield [bytes(rest)]
         finally:
-            self._hold(-len(rest))
+            self._count(-len(rest))
 
     async def _receive(self, request: web.Request) -> bytes:
         if (request.content_length or 0) > MAX_BODY_BYTES:
@@ -120,13 +120,13 @@ class BodyReader:
             async for part in request.content.iter_any():
                 parts.append(part)
                 size += len(part)
-                self._hold(len(part))
+                self._count(len(part))
                 self._check(size)
         finally:
-            self._hold(-size)
+            self._count(-size)
         return b"".join(parts)
 
-    def _hold(self, change: int) -> None:
+    def _count(self, change: int) -> None:
         self.held += change
         self._buffered.count(change)
 

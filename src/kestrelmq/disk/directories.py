@@ -204,7 +204,7 @@ class DiskFile:
         descriptor, status = self._open(_APPEND_FLAGS | os.O_CREAT | flags)
         self._device, self._inode = status.st_dev, status.st_ino
         self.size = status.st_size
-        self._hold(descriptor)
+        self._use(descriptor)
         return self
 
     def _open(self, flags: int) -> tuple[int, os.stat_result]:
@@ -217,7 +217,7 @@ class DiskFile:
             self._files.make_room()
             return self._directory.open_file(self.name, flags)
 
-    def _hold(self, descriptor: int) -> None:
+    def _use(self, descriptor: int) -> None:
         self._descriptor = descriptor
         if self._files is not None:
             self._files.add(self)
@@ -291,7 +291,7 @@ class DiskFile:
         if size != self.size and not self._dirty:
             os.close(descriptor)
             raise OSError(errno.EIO, _CHANGED, str(self.path))
-        self._hold(descriptor)
+        self._use(descriptor)
         return descriptor
 
     def _open_same(self, flags: int) -> tuple[int, int]:
@@ -586,7 +586,7 @@ class UnnamedFiles:
     def __len__(self) -> int:
         return len(self._descriptors)
 
-    def hold(self, name: str, open_file: Callable[[str], int]) -> None:
+    def keep_open(self, name: str, open_file: Callable[[str], int]) -> None:
         """Keep the file `name` open, if `open_file` can open it."""
         with contextlib.suppress(OSError):
             self._descriptors.append(open_file(name))

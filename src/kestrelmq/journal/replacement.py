@@ -428,7 +428,7 @@ class Replacement:
         pack: the name of the new file once it is placed.
         name: its final name.
         size: bytes in it, once it is placed.
-        marks: pairs of a number of waiting items and the position in the new file behind them.
+        positions: pairs of a number of waiting items and the position in the new file behind them.
     """
 
     def __init__(
@@ -455,7 +455,7 @@ class Replacement:
         self.name = files[-1]
         self.pack = pack_name(queue, parsed.timestamp)
         self.size = 0
-        self.marks: list[tuple[int, int]] = []
+        self.positions: list[tuple[int, int]] = []
         self._temporary = temporary_name(queue, PACK, parsed.timestamp)
         self._directory = directory
         self._source = source
@@ -510,7 +510,7 @@ class Replacement:
                 raise ReplacementCancelled
             pause()
 
-        self.marks = [(0, 0)]
+        self.positions = [(0, 0)]
         synced = 0
         file = self._directory.create(self._temporary)
         try:
@@ -519,7 +519,7 @@ class Replacement:
                 if file.size - synced > _SYNC_EVERY:
                     file.sync()
                     synced = file.size
-                self.marks.append((self._source.written, file.size))
+                self.positions.append((self._source.written, file.size))
                 checked_pause()
             file.sync()
             self.size = file.size
@@ -568,11 +568,11 @@ class Replacement:
         self._directory.crash_point("replace: old files gone")
 
     def forget_contents(self) -> None:
-        """Let go of what was written, and of the marks: the new file is in use, `clear` is left."""
+        """Let go of what was written, and of the positions: the new file is in use."""
         self._source = _NOTHING
-        self.marks = []
+        self.positions = []
 
-    def mark_before(self, item_number: int) -> tuple[int, int]:
-        """Return the last mark at or before the waiting item `item_number`, counted from 0."""
-        index = bisect_right(self.marks, (item_number, 1 << 62)) - 1
-        return self.marks[index]
+    def position_before(self, item_number: int) -> tuple[int, int]:
+        """Return the last position at or before the waiting item `item_number`, counted from 0."""
+        index = bisect_right(self.positions, (item_number, 1 << 62)) - 1
+        return self.positions[index]

@@ -561,7 +561,7 @@ class JournalRemoval:
         directory = self._directory
         for name, size in self.sizes.items():
             if size > _LARGE:
-                unnamed.hold(name, directory.open)
+                unnamed.keep_open(name, directory.open)
         try:
             for name in (*self.sizes, *self.also):
                 directory.remove(name)

@@ -197,8 +197,8 @@ class Connection(TurnConnection):
         self._unsent: bytes | memoryview = b""
         self._sent = 0
         self._unsent_later: list[Part] = []
-        self._input_held = 0
-        self._rest_held = 0
+        self._input_counted = 0
+        self._rest_counted = 0
         self._output_held = 0
         self._events = 0
         self._queued = False
@@ -256,7 +256,7 @@ class Connection(TurnConnection):
             self._chunks.append(data)
             self._buffered += size
             if self.paused:
-                self._count_rest(self._buffered)
+                self._add_rest(self._buffered)
                 if self._buffered > READ_AHEAD or self._counters.buffered.is_full:
                     self._watch(self._events & ~_IN)
                     self._watch_for_end()
@@ -271,8 +271,8 @@ class Connection(TurnConnection):
         data = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
-        if self._rest_held:
-            self._count_rest(0)
+        if self._rest_counted:
+            self._add_rest(0)
         return data
 
     def _feed(self, data: bytes) -> None:
@@ -288,7 +288,7 @@ class Connection(TurnConnection):
             self._chunks.append(rest)
             self._buffered = len(rest)
             if self.paused:
-                self._count_rest(len(rest))
+                self._add_rest(len(rest))
             self._tell_waiting()
         if self.closing:
             self._chunks.clear()
@@ -297,7 +297,7 @@ class Connection(TurnConnection):
             self._queued = True
             self._turns.replying.append(self)
 
-    def hold_input(self, size: int) -> bool:
+    def count_input(self, size: int) -> bool:
         """Count `size` bytes as unfinished input, instead of what was counted before.
 
         Fewer than `COUNTED` are counted as none.
@@ -306,27 +306,27 @@ class Connection(TurnConnection):
             False if there is no room for more; the account stays as it is.
         """
         buffered = self._counters.buffered
-        change = (size if size >= COUNTED else 0) - self._input_held
+        change = (size if size >= COUNTED else 0) - self._input_counted
         if change > 0 and buffered.held + change > buffered.limit:
             return False
         if change:
-            self._input_held += change
+            self._input_counted += change
             buffered.count(change)
         return True
 
-    def hold_rest(self, size: int) -> bool:
-        """Count waiting input, until it is applied; otherwise as `hold_input`."""
+    def count_rest(self, size: int) -> bool:
+        """Count waiting input, until it is applied; otherwise as `count_input`."""
         buffered = self._counters.buffered
-        if size >= COUNTED and buffered.held + size - self._rest_held > buffered.limit:
+        if size >= COUNTED and buffered.held + size - self._rest_counted > buffered.limit:
             return False
-        self._count_rest(size)
+        self._add_rest(size)
         return True
 
-    def _count_rest(self, size: int) -> None:
+    def _add_rest(self, size: int) -> None:
         """Count the input that waits here, which has arrived whether there is room or not."""
-        change = (size if size >= COUNTED else 0) - self._rest_held
+        change = (size if size >= COUNTED else 0) - self._rest_counted
         if change:
-            self._rest_held += change
+            self._rest_counted += change
             self._counters.buffered.count(change)
 
     # --- pauses: the input after a request waits until they end ---
@@ -714,8 +714,8 @@ class Connection(TurnConnection):
         self._unsent = b""
         self._unsent_later.clear()
         self._count_unsent(-self._output_held)
-        self.hold_input(0)
-        self._count_rest(0)
+        self.count_input(0)
+        self._add_rest(0)
         self.replies.clear()
         session, self._session = self._session, _NO_SESSION
         session.connection_closed()

@@ -164,7 +164,7 @@ class ServerContext:
         """
         return name in self.collection.queues or not self.turns.slow_share_is_over()
 
-    def settle(self, queue: Queue) -> bool:
+    def prepare_head(self, queue: Queue) -> bool:
         """Prepare the head of a queue to be read, as far as there is time for it in this turn.
 
         Returns:
@@ -186,9 +186,9 @@ class ServerContext:
             return len(queue.line.peek() or b"") < LARGE_ITEM
         return True
 
-    def settling(self, queue: Queue) -> Generator[None, None, None]:
-        """Prepare the head, as `settle`, to the end; yields when others are to be served."""
-        while not self.settle(queue):
+    def preparing_head(self, queue: Queue) -> Generator[None, None, None]:
+        """Prepare the head, as `prepare_head`, to the end; yields when others are to be served."""
+        while not self.prepare_head(queue):
             yield
 
     def finish_in_slices(self, work: Generator[None, None, None]) -> None:

@@ -47,7 +47,7 @@ _ACLS: Final = {
 class ServerSetEntry(Protocol):
     """This server's entry in one server set, as `server_set_initializer` returns it."""
 
-    def hold(self, member: bytes | None) -> None:
+    def keep(self, member: bytes | None) -> None:
         """Put this server in the set with the data `member`, or take it out if `member` is None.
 
         It is called in the membership's thread whenever something may have changed, so it must
@@ -75,7 +75,7 @@ class ServerSetNode:
         self._wait = wait
         self._changed = changed
 
-    def hold(self, member: bytes | None) -> None:
+    def keep(self, member: bytes | None) -> None:
         """Make sure that the set has one node of this session, or none."""
         mine = self._own_nodes()
         for spare in mine if member is None else mine[1:]:
@@ -220,8 +220,8 @@ class ServerSetMembership:
             status, acted = self._status, self._acted
             self._acted = []
         try:
-            self._entries["write"].hold(self._member if status.in_write_set else None)
-            self._entries["read"].hold(self._member if status.in_read_set else None)
+            self._entries["write"].keep(self._member if status.in_write_set else None)
+            self._entries["read"].keep(self._member if status.in_read_set else None)
         except (KazooException, TimeoutError, OSError, self._client.handler.timeout_exception) as e:
             _log.warning("ZooKeeper: %s: %s; trying again", type(e).__name__, e)
         except Exception:  # noqa: BLE001 # a site's own set may raise anything

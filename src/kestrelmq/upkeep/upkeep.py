@@ -545,8 +545,8 @@ class Upkeep:
         later = [name for name in self._journal.files if name not in replacement.files]
         if isinstance(work, Rewrite):
             next_item = work.memory_items + backlog.read_items - work.read_items
-            if next_item < replacement.marks[-1][0]:
-                number, position = replacement.mark_before(next_item)
+            if next_item < replacement.positions[-1][0]:
+                number, position = replacement.position_before(next_item)
                 files = [replacement.pack, *later]
                 backlog.move_reader(files, position, next_item - number)
                 return
@@ -636,7 +636,7 @@ class Upkeep:
         kept = in_memory - (end - first)
         if kept < given_back:
             return False
-        number, position = work.replacement.mark_before(first)
+        number, position = work.replacement.position_before(first)
         files = self._journal.files
         files = files[files.index(work.replacement.pack) :]
         for useless in backlog.trim(kept, files, position, first - number):

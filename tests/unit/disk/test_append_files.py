@@ -136,8 +136,8 @@ def test_a_file_that_is_held_outlives_its_name(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_bytes(b"long")
     directory = DiskDirectory(tmp_path)
     held = UnnamedFiles()
-    held.hold("jobs", directory.open)
-    held.hold("missing", directory.open)
+    held.keep_open("jobs", directory.open)
+    held.keep_open("missing", directory.open)
     directory.remove("jobs")
     assert len(held) == 1
     assert open_below(tmp_path) == ["jobs (deleted)"]

@@ -164,7 +164,7 @@ class PendingRead(PendingRequest):
             if record is None:
                 if self._taken and queue.waiters:
                     break
-                if (self._taken and self._must_pause()) or not self._settle(queue):
+                if (self._taken and self._must_pause()) or not self._prepare_head(queue):
                     self._connection.resume_later(self)
                     return
                 if self._open_next(queue):
@@ -200,11 +200,11 @@ class PendingRead(PendingRequest):
         self._left -= 1
         self._bytes -= len(record) - ADDX_HEADER
 
-    def _settle(self, queue: Queue) -> bool:
+    def _prepare_head(self, queue: Queue) -> bool:
         """Prepare the head to be read; return False if others must be served first."""
         # Items that were removed cannot be given back if the client leaves in between.
         is_removing = self._taken > 0 and self._mode is ReadMode.REMOVE
-        return is_removing or self._context.settle(queue)
+        return is_removing or self._context.prepare_head(queue)
 
     def _must_pause(self) -> bool:
         """Whether the client has too many replies to read, or others must be served first.

@@ -172,7 +172,7 @@ class PendingReserve(PendingRequest):
         try:
             self._context.check_readable()
             queues = self._queues()
-            if queues is None or not all(map(self._context.settle, queues)):
+            if queues is None or not all(map(self._context.prepare_head, queues)):
                 self._requester.resume_later(self)
                 return
             if self._try(queues):

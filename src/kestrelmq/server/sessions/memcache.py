@@ -318,10 +318,10 @@ class MemcacheSession(LineSession):
                 refusal = self._refusal(request) if queue is None else None
                 if refusal is not None:
                     item = SkippedItem(request.size, b"" if request.noreply else refusal)
-                elif not self._connection.hold_input(request.size):
+                elif not self._connection.count_input(request.size):
                     item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
                 return -self._take_arriving(item, data, body)
-            if not self._connection.hold_rest(request.size):
+            if not self._connection.count_rest(request.size):
                 item = SkippedItem(request.size, b"" if request.noreply else _NO_MEMORY)
                 return -self._take_arriving(item, data, body)
             # The line end may be CR LF, and need one byte more.
@@ -355,7 +355,7 @@ class MemcacheSession(LineSession):
         if item.is_whole:
             self._arriving = None
             if isinstance(item, ArrivingLargeItem):
-                self._connection.hold_input(0)
+                self._connection.count_input(0)
                 self._set_large(item)
             elif isinstance(item, SkippedItem) and item.reply:
                 self._connection.push(item.reply)

@@ -136,7 +136,7 @@ class MemcacheGet(ReadHandler):
                     self._hands_out = True  # what follows it cannot follow an error
                     self._send(parts)
                     connection.stall()
-                elif not self._settle(keys[self._index]) or (
+                elif not self._prepare_head(keys[self._index]) or (
                     self._several and self._context.turns.slow_share_is_over()
                 ):
                     connection.yield_turn()
@@ -151,12 +151,12 @@ class MemcacheGet(ReadHandler):
         except KestrelError as error:
             self.fail(error)
 
-    def _settle(self, key: Key) -> bool:
+    def _prepare_head(self, key: Key) -> bool:
         """Prepare the head of a key's queue to be read; False if others must be served first."""
         queue = self._context.collection.queues.get(key.queue)
         if queue is None:  # with several keys, there is a check for each anyway
             return self._several or self._context.has_time_for(key.queue)
-        return self._context.settle(queue)
+        return self._context.prepare_head(queue)
 
     def _serve_key(self, key: Key) -> bool:
         """Serve one key; return False when it waits, or when the whole request was answered."""

@@ -90,9 +90,9 @@ class TextSession(LineSession):
 
     def _count_input(self) -> None:
         """Count what has arrived of a `put`; refuse it if there is no room."""
-        if not self._connection.hold_input(self._parser.buffered):
+        if not self._connection.count_input(self._parser.buffered):
             self._parser.refuse_put(NO_ROOM)
-            self._connection.hold_input(0)
+            self._connection.count_input(0)
 
     def failure_reply(
         self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
@@ -224,7 +224,7 @@ class TextRead(ReadHandler):
             return
         queue = context.collection.obtain_single(command.queue)
         if queue is not None:
-            if not context.settle(queue):
+            if not context.prepare_head(queue):
                 self._collect(1).begin()
                 return
             one, xid = queue.line.take_as(self._mode)

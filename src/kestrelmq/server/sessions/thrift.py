@@ -220,7 +220,7 @@ class ThriftSession(Session):
         parser.receive(data)
         try:
             while (frame := parser.next_frame()) is not None:
-                connection.hold_input(0)
+                connection.count_input(0)
                 if parser.is_cut:
                     parser.is_cut = False
                     self.refuse(thrift.decode(frame)[0], OutOfMemory(NO_ROOM))
@@ -236,7 +236,7 @@ class ThriftSession(Session):
         except ClientFault as fault:
             self._close(fault)
             return b""
-        if not connection.hold_input(parser.arriving_size):
+        if not connection.count_input(parser.arriving_size):
             parser.cut()
         self.bytes_needed = parser.missing
         return b""
@@ -402,13 +402,13 @@ class ThriftSession(Session):
                 raise QueueUnavailable(problem)
             context.collection.check_usable(name)
             self.answer(header, _NO_QUEUE)
-        elif context.settle(queue):
+        elif context.prepare_head(queue):
             self.answer(header, self._info(queue))
         else:
             self._answer_later(header, self._later_info(queue))
 
     async def _later_info(self, queue: Queue) -> QueueInfo:
-        await in_slices(self.context.settling(queue))
+        await in_slices(self.context.preparing_head(queue))
         return self._info(queue)
 
     def _info(self, queue: Queue) -> QueueInfo:
