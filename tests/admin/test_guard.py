@@ -101,7 +101,7 @@ def test_no_items_are_read_from_another_origin(admin: Admin, headers: dict[str, 
 
 
 @pytest.mark.parametrize("form", ["http://[", "http://[::1", "ftp://{}", "//{}", "http://x@{}", ""])
-def test_what_is_no_origin_is_a_foreign_one(shared: Admin, form: str) -> None:
+def test_a_malformed_origin_counts_as_foreign(shared: Admin, form: str) -> None:
     """An Origin that no page can have is refused, whatever its form."""
     origin = form.format(f"127.0.0.1:{shared.port}")
     reply = shared.ask("POST", "/reload", Origin=origin)

@@ -114,7 +114,7 @@ def memory(admin: Admin) -> int:
     return int(line.split()[1]) << 10
 
 
-def test_what_is_never_sent_whole_holds_nothing(impatient: Admin) -> None:
+def test_an_incomplete_request_ends_the_connection(impatient: Admin) -> None:
     """A head, a body or a next request that does not come ends the connection."""
     impatient.get("/ping")
     before = descriptors(impatient)
@@ -512,7 +512,7 @@ def test_odd_requests_are_answered_and_marked(hasty: Admin, request_bytes: bytes
     assert hasty.get("/ping").status == 200
 
 
-def test_what_is_no_request_is_a_marked_error(shared: Admin) -> None:
+def test_a_malformed_request_is_a_marked_error(shared: Admin) -> None:
     """The parser's own errors look like all others, and do not repeat what was sent."""
     with connected(shared, b"<script>alert(1)</script>\r\n\r\n") as connection:
         reply = rest(connection)

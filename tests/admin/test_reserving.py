@@ -259,7 +259,7 @@ def test_a_wait_ends_with_an_item(shared: Admin, wire: Wire) -> None:
     assert reserve(shared, "w1", "w2", timeout=0.01) == []
 
 
-def test_who_disconnects_while_waiting_takes_nothing(shared: Admin, wire: Wire) -> None:
+def test_a_client_that_disconnects_while_waiting_takes_nothing(shared: Admin, wire: Wire) -> None:
     """It leaves the line, and the next item stays."""
     with sent(shared, queues=["left", "other"], lease=600, timeout=600):
         wait_for(wire, "left", "waiters", 1)
@@ -297,7 +297,7 @@ def test_who_disconnects_with_many_requests_behind_a_wait_takes_nothing(
 
 
 @pytest.mark.parametrize("tag", [None, "sink:1:0"])
-def test_what_was_not_sent_is_released(shared: Admin, wire: Wire, tag: str | None) -> None:
+def test_items_of_an_unsent_answer_are_released(shared: Admin, wire: Wire, tag: str | None) -> None:
     """The client goes before it has read all of the answer: the item is as it was."""
     queue = f"gone-{tag}"
     with shared.client() as client:
@@ -436,7 +436,9 @@ def test_a_damaged_queue(tmp_path: Path) -> None:
         {"queues": ["bad5"], "lease": 60, "ownr": "x"},
     ],
 )
-def test_bad_reserves(shared: Admin, wire: Wire, body: dict[str, object]) -> None:
+def test_a_malformed_reserve_is_refused_and_takes_nothing(
+    shared: Admin, wire: Wire, body: dict[str, object]
+) -> None:
     """They are refused, and take nothing."""
     put(wire, "bad5", "a")
     assert refused(shared, "/reserve", **body) == (400, "invalid_body")
@@ -444,7 +446,7 @@ def test_bad_reserves(shared: Admin, wire: Wire, body: dict[str, object]) -> Non
     wire.ask(b"flush bad5\r\n", b"END\r\n")
 
 
-def test_bad_ends(shared: Admin, wire: Wire) -> None:
+def test_an_end_that_names_no_reads_is_refused(shared: Admin, wire: Wire) -> None:
     """What names no reads, or two kinds of them, ends none."""
     put(wire, "bad6", "a")
     (item,) = reserve(shared, "bad6", tag="sink:1:0", owner="me")

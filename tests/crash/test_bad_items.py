@@ -174,6 +174,6 @@ def test_a_bad_item_stops_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_bad_items_at_length(tmp_path: Path) -> None:
+def test_bad_items_over_many_kills(tmp_path: Path) -> None:
     """Many kills."""
     check(tmp_path, int(os.environ.get("KESTRELMQ_KILLS", "200")))

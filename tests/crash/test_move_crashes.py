@@ -65,7 +65,7 @@ def test_an_item_is_in_neither_queue_in_no_state(
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_it_is_noticed_that_the_other_queue_is_not_synced(root: Path, name: str) -> None:
+def test_a_missing_sync_of_the_other_queue_is_noticed(root: Path, name: str) -> None:
     """Before the item leaves its own queue; or, of a fanout queue, before the reply."""
     operations = recorded(root, name, synced=True)
     others = {step.file for step in operations if isinstance(step, Create) and _is_other(step)}

@@ -133,7 +133,7 @@ def test_unread_replies_take_the_room_of_others(server: ServerProcess) -> None:
         until(lambda: buffered(server) == 0)
 
 
-def test_what_is_small_is_bounded_for_each_connection_then(server: ServerProcess) -> None:
+def test_small_replies_are_bounded_for_each_connection_when_full(server: ServerProcess) -> None:
     """While there is no room, the next request is applied when the last reply was read."""
     size, count = 15 << 10, 400
     with Wire(server) as wire:

@@ -411,7 +411,7 @@ def test_a_cluster_is_one_to_the_commands(tmp_path: Path) -> None:
     "arguments",
     [["queues"], ["queues", "--json"], ["stats"], ["stats", "work"], ["status"], ["clients"]],
 )
-def test_what_is_known_is_shown_though_a_server_is_down(
+def test_other_servers_are_shown_when_one_is_down(
     client: Client, server: ServerProcess, arguments: list[str]
 ) -> None:
     """The others are shown, and the exit status is 1."""

@@ -263,7 +263,7 @@ def test_an_export_to_a_pipe_or_through_a_link(spool: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", ["export", "verify"])
-def test_what_is_printed_is_not_shown_with_the_progress(spool: Path, command: str) -> None:
+def test_progress_does_not_change_standard_output(spool: Path, command: str) -> None:
     """Standard output gets the same whether or not standard error is a terminal."""
     terminal, stderr = os.openpty()
     shown = subprocess.run(

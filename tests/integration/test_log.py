@@ -58,7 +58,7 @@ def test_the_start_is_one_event(server: ServerProcess) -> None:
     assert datetime.fromisoformat(start["time"]).tzinfo is not None
 
 
-def test_who_asked_for_what(server: ServerProcess) -> None:
+def test_the_log_names_the_client_of_each_change(server: ServerProcess) -> None:
     """Whatever drops items or acts on the server, over each protocol."""
     with Wire(server) as memcache, Wire(server, "text") as text:
         put(memcache, "jobs", "a")
@@ -148,7 +148,7 @@ def test_which_clients_the_dialect_is_for_is_said_once(tmp_path: Path) -> None:
         assert all('memcache_dialect = "memcached"' in line for line in said)
 
 
-def test_who_moved_and_paused(server: ServerProcess) -> None:
+def test_the_log_names_the_client_of_a_move_or_pause(server: ServerProcess) -> None:
     """Looking at a queue is not logged."""
     with Wire(server) as memcache:
         put(memcache, "bin", "a", "b")
@@ -166,7 +166,7 @@ def test_who_moved_and_paused(server: ServerProcess) -> None:
     ]
 
 
-def test_who_asked_over_http(server: ServerProcess) -> None:
+def test_the_log_names_the_client_of_each_change_over_http(server: ServerProcess) -> None:
     """Every request that changes something, unless it adds an item; none that only looks."""
     item = {"text": "x"}
     assert ask(server, "POST", "/api/v1/queues/jobs/items", item) == 201

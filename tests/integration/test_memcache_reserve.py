@@ -250,7 +250,7 @@ def owned(wire: Wire, pattern: str) -> dict[str, list[str]]:
     return {row[1]: row[2:] for row in rows}
 
 
-def test_bad_requests(wire: Wire) -> None:
+def test_malformed_requests_take_nothing(wire: Wire) -> None:
     """The connection goes on, and nothing was taken."""
     put(wire, "r5", "a")
     for request in (

@@ -94,7 +94,7 @@ def conversation(queue: bytes) -> tuple[bytes, bytes]:
     return requests.replace(b"Q", queue), replies.replace(b"Q", queue)
 
 
-def test_one_by_one(wire: Wire) -> None:
+def test_each_request_gets_its_own_reply(wire: Wire) -> None:
     """Each request gets its reply, and no more."""
     for request, reply in CONVERSATION:
         wire.ask(request.replace(b"Q", b"single"), reply.replace(b"Q", b"single"))
@@ -211,7 +211,9 @@ def test_longest_line(wire: Wire) -> None:
         (b"a\xe2\x80\xa8b", b"whitespace"),
     ],
 )
-def test_bad_names(server: ServerProcess, wire: Wire, name: bytes, reason: bytes) -> None:
+def test_a_bad_queue_name_is_refused(
+    server: ServerProcess, wire: Wire, name: bytes, reason: bytes
+) -> None:
     """A bad name is an error to the client, creates nothing, and touches no path."""
     before = sorted(server.queue_path.parent.rglob("*"))
     requests = [b"get %b", b"get %b/open", b"gets %b", b"monitor %b 1", b"confirm %b 1"]

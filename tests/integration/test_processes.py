@@ -132,7 +132,7 @@ def test_signals(tmp_path: Path) -> None:
         assert (processes.runs(0), processes.runs(1)) == (False, False)
 
 
-def test_one_cannot_start(tmp_path: Path) -> None:
+def test_no_server_starts_if_one_cannot(tmp_path: Path) -> None:
     """When one server cannot start none does, and the error says which."""
     queues = tmp_path / "queues"
     (queues / "process-1").mkdir(parents=True)

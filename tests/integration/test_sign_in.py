@@ -111,7 +111,9 @@ def test_the_third_refusal_closes(server: ServerProcess) -> None:
         (b"nonsense\r\n", b"CLIENT_ERROR unknown command"),
     ],
 )
-def test_what_is_no_sign_in_closes(server: ServerProcess, request_: bytes, refusal: bytes) -> None:
+def test_a_request_before_signing_in_closes(
+    server: ServerProcess, request_: bytes, refusal: bytes
+) -> None:
     """Nothing long is kept for a client that nobody knows."""
     with Wire(server) as wire:
         wire.ask(request_, refusal)
@@ -360,7 +362,7 @@ def test_users_open_it_and_no_reload_takes_them_away(tmp_path: Path) -> None:
 # --- what is logged, counted and shown ---
 
 
-def test_what_is_logged_and_counted(server: ServerProcess) -> None:
+def test_sign_ins_and_refusals_are_logged_and_counted(server: ServerProcess) -> None:
     """Admin actions with the user, failed sign-ins, the first refusal; never a password."""
     with signed_in(server, ROOT) as root:
         root.ask(b"flush work\r\n", b"END\r\n")

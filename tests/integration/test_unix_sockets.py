@@ -173,7 +173,7 @@ def _get(address: str) -> bytes | None:
 
 
 @pytest.mark.parametrize("what", ["a server", "a busy server", "a file", "a directory"])
-def test_what_is_not_replaced(
+def test_a_file_or_socket_in_use_is_not_replaced(
     server: ServerProcess, sockets: Path, tmp_path: Path, what: str
 ) -> None:
     """A second server does not start where another listens, or where no socket is."""

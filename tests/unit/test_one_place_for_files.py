@@ -67,7 +67,7 @@ def test_no_other_package_does_any_of_it() -> None:
         "import shutil\nshutil.move(a, b)",
     ],
 )
-def test_it_would_be_found(source: str) -> None:
+def test_a_step_elsewhere_would_be_found(source: str) -> None:
     """In whatever form."""
     assert list(forbidden(source))
 
@@ -76,6 +76,6 @@ def test_it_would_be_found(source: str) -> None:
     "source",
     ["directory.rename(old, new)", "text.replace('a', 'b')", "time.replace(tzinfo=UTC)", "sync(1)"],
 )
-def test_it_would_not_be_found(source: str) -> None:
+def test_a_name_like_that_of_a_step_is_not_found(source: str) -> None:
     """What has the name of such a step, and is none."""
     assert not list(forbidden(source))

@@ -139,7 +139,7 @@ async def test_a_reload_during_the_check_counts(known: Known, after: Callable[[]
         await task
 
 
-async def test_one_that_is_cancelled_ends_no_other(known: Known) -> None:
+async def test_a_cancelled_check_ends_no_other(known: Known) -> None:
     """As when an HTTP client disconnects."""
     users, worker, sign_ins = known
     first, second = await begun(

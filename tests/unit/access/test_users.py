@@ -75,7 +75,7 @@ def test_a_reload_changes_users_in_place() -> None:
     assert not alice.accepts(digest)
 
 
-def test_who_may_go_on() -> None:
+def test_connections_that_may_go_on_after_a_reload() -> None:
     """Without users, everyone who never signed in; with users, nobody of them."""
     none, some = Users(), users_of(users_config(alice=""))
     assert none.is_in_force(None)

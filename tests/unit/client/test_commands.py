@@ -275,7 +275,7 @@ def test_many_reads_are_named_in_several_requests() -> None:
     assert result(command, b"FINISHED 150\r\nFINISHED 0\r\nFINISHED 100\r\n") == 250
 
 
-def test_it_must_be_said_which_reads() -> None:
+def test_a_request_must_name_its_reads() -> None:
     """Some, or those of a tag or an owner."""
     for which in (
         commands.Reads(),

@@ -121,7 +121,7 @@ def test_words_for_no_limit() -> None:
         ("new KestrelConfig { x =" + "Some(" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_configuration(text: str, reason: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_an_error(text: str, reason: str) -> None:
     """There is one error, and no file."""
     with pytest.raises(ConfigError, match="file: ") as caught:
         import_kestrel(text, "file")

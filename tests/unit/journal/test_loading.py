@@ -357,7 +357,9 @@ def test_a_queue_that_cannot_be_loaded_keeps_no_file_open(tmp_path: Path) -> Non
     assert open_below(tmp_path) == []
 
 
-def test_what_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_of_a_long_load_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every few seconds the log says how many of the queue's bytes are loaded."""
     clock = FakeClock(NOW)
     (tmp_path / "q.5").write_bytes(journal("z" * (3 << 20)))

@@ -277,7 +277,7 @@ def test_a_long_file_is_synced_while_it_is_written(tmp_path: Path) -> None:
     assert replacement.size == (directory.path / "jobs.1.pack").stat().st_size
 
 
-def test_what_was_named_is_not_written_again(tmp_path: Path) -> None:
+def test_a_named_file_is_not_written_again(tmp_path: Path) -> None:
     """When only the last sync of the directory failed, that alone is tried again."""
     directory = CrashingDirectory.within(tmp_path)
     (directory.path / "jobs.1").write_bytes(journal("old"))

@@ -40,7 +40,7 @@ def contents(table: ReadTable[str]) -> dict[int, str]:
 
 
 @given(seed=st.integers(), xids=st.lists(XIDS, min_size=1, max_size=20, unique=True))
-def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
+def test_a_table_is_like_a_dict(seed: int, xids: list[int]) -> None:
     """And so are its copies, whichever of them changes."""
     chance = random.Random(seed)
     tables: list[tuple[ReadTable[str], dict[int, str]]] = [(ReadTable(), {})]
@@ -83,7 +83,7 @@ def test_it_is_like_a_dict(seed: int, xids: list[int]) -> None:
         assert contents(table) == {}
 
 
-def test_what_is_missing() -> None:
+def test_a_missing_entry_is_an_error() -> None:
     """It is an error to read it or to drop it, as in a dict."""
     table = ReadTable([(1, "a")])
     for xid in (2, 5000):
@@ -98,7 +98,7 @@ def test_what_is_missing() -> None:
     assert contents(table) == {}
 
 
-def test_it_grows_by_pages() -> None:
+def test_a_table_grows_by_pages() -> None:
     """So no step copies more than a page, and the memory of those that are empty is freed."""
     table: ReadTable[str] = ReadTable()
     for first in range(1, 100_000, 1000):

@@ -58,7 +58,7 @@ def test_clearing_may_be_tried_again(tmp_path: Path, failing: int) -> None:
     assert item(1, 0, b"live") in (directory.path / "jobs.2").read_bytes()
 
 
-def test_what_is_cancelled_replaces_nothing(tmp_path: Path) -> None:
+def test_a_cancelled_replacement_replaces_nothing(tmp_path: Path) -> None:
     """Not even when all of the new file is written; it may be resumed."""
     directory, job = replacement(tmp_path)
 

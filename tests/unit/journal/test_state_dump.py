@@ -95,7 +95,7 @@ def test_in_a_server(tmp_path: Path, tail: bytes, dialect: Dialect, memory: int)
         (encode(Continue(101, NOW, 0, b"whole")), False),
     ],
 )
-def test_what_is_rotated(tmp_path: Path, tail: bytes, *, rotates: bool) -> None:
+def test_a_file_with_a_state_dump_is_rotated(tmp_path: Path, tail: bytes, *, rotates: bool) -> None:
     """A file in which a STATE_DUMP ends what is replayed, whatever follows it; once."""
     (tmp_path / "q.7").write_bytes(added(b"first") + DUMP)
     (tmp_path / "q").write_bytes(added(b"second") + tail)

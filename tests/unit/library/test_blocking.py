@@ -575,7 +575,7 @@ def test_damaged_journal_is_refused_and_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", "a~b", "a b"])
-def test_bad_name(tmp_path: Path, name: str) -> None:
+def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
     """A name that no queue can have is refused at once."""
     with pytest.raises(InvalidQueueName):
         PersistentQueue(name, tmp_path)

@@ -163,7 +163,7 @@ def test_use_when_closed(tmp_path: Path) -> None:
         ({"queues": {"a": {"max_item": 5}}}, "did you mean max_items"),
     ],
 )
-def test_bad_settings(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
+def test_bad_settings_are_refused(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
     """Names and aliases that make no sense are refused before anything is opened, in words."""
     with pytest.raises(ConfigError) as caught:
         QueueCollection(tmp_path, **arguments)
@@ -178,14 +178,14 @@ def test_endless_sweep_period(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("period", [0, -1, math.nan])
-def test_bad_sweep_period(tmp_path: Path, period: float) -> None:
+def test_a_bad_sweep_period_is_refused(tmp_path: Path, period: float) -> None:
     """The thread that sweeps would never sleep."""
     with pytest.raises(ValueError, match="above 0"):
         QueueCollection(tmp_path, sweep_period=period)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../../etc/passwd", "a~b", "+", "a\x00b"])
-def test_bad_name(queues: QueueCollection, tmp_path: Path, name: str) -> None:
+def test_a_bad_name_is_refused(queues: QueueCollection, tmp_path: Path, name: str) -> None:
     """A name that no queue can have is refused and leaves no file."""
     for use in (queues.queue, queues.flush, queues.delete):
         with pytest.raises(InvalidQueueName):

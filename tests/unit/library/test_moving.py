@@ -190,7 +190,7 @@ def test_dead_letters_go_back(queues: QueueCollection) -> None:
     assert data(queues.queue("other").browse()) == [b"x", b"y"]
 
 
-def test_what_is_refused_is_told(queues: QueueCollection) -> None:
+def test_a_refused_move_raises_its_reason(queues: QueueCollection) -> None:
     """Nothing is moved or created."""
     queues.add("a", b"x")
     assert queues.move("nosuch", "a") is queues.copy("nosuch", "a") is None

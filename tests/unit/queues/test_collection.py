@@ -54,7 +54,9 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     opened.close()
 
 
-def test_what_is_no_journal_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_not_a_journal_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A file whose name no journal has is told of once, and stays."""
     (tmp_path / "queues").mkdir()
     other = tmp_path / "queues" / "jobs.backup"

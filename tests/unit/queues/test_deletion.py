@@ -77,7 +77,7 @@ def test_a_queue_serves_until_it_is_gone(spool: Spool) -> None:
     assert spool.collection.deletes == 1
 
 
-def test_who_asks_twice_is_told_twice(spool: Spool) -> None:
+def test_two_requests_to_delete_are_both_answered(spool: Spool) -> None:
     """It is deleted once."""
     spool.add(b"one")
     assert spool.delete()
@@ -111,7 +111,7 @@ def test_a_queue_that_goes_begins_no_other_file(spool: Spool) -> None:
     assert spool.after_restart() is None
 
 
-def test_what_is_delayed_while_a_queue_goes_goes_with_it(spool: Spool) -> None:
+def test_items_delayed_during_a_deletion_are_deleted(spool: Spool) -> None:
     """It is in the journal that is removed."""
     spool.add(b"one")
     assert spool.delete()

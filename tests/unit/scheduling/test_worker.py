@@ -149,7 +149,7 @@ def test_a_job_for_which_there_is_no_thread_never_runs() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
-def test_whoever_yields_to_others_already_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_priority_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that runs at idle priority, as that of its server, is left at that.
 
     It is only taken for one: on a busy machine, a thread at idle priority may not run for minutes.
@@ -165,7 +165,7 @@ def test_whoever_yields_to_others_already_stays_so(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
-def test_it_works_where_policies_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_runs_where_policies_are_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sandbox may: then the thread has that of its owner."""
 
     def forbidden(_thread: int) -> int:
@@ -182,7 +182,7 @@ def test_it_works_where_policies_are_forbidden(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a policy for each thread")
-def test_its_waking_does_not_interrupt_the_owner() -> None:
+def test_a_waking_worker_does_not_interrupt_its_owner() -> None:
     """Jobs run as batch work; the owner's thread and those that it starts later do not."""
     policies: list[int] = []
     owner = os.sched_getscheduler(0)

@@ -77,7 +77,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_it_is_not_copied(tmp_path: Path, kind: str) -> None:
+def test_a_large_item_is_not_copied(tmp_path: Path, kind: str) -> None:
     """What is left to send of it is in the item's own memory."""
     turning = Turning(tmp_path, config(tmp_path))
     data = DATA.replace(b"\n", b"")

@@ -358,7 +358,9 @@ async def begin_return(turning: Turning, queue: Queue, client: socket.socket, en
 
 @pytest.mark.parametrize("end", ["the client leaves", "time is up", "the owner releases"])
 @pytest.mark.parametrize("is_waiting", [False, True])
-def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting: bool) -> None:
+def test_readers_get_the_oldest_while_reads_come_back(
+    tmp_path: Path, end: str, *, is_waiting: bool
+) -> None:
     """Readers get the oldest, which comes back last, whether they waited before or not."""
     turning = many_reads(tmp_path)
     turning.turns.slow_share = -1.0
@@ -396,7 +398,7 @@ def test_who_reads_while_reads_come_back(tmp_path: Path, end: str, *, is_waiting
     run(tmp_path, scenario(), turning)
 
 
-def test_who_reads_while_reads_that_are_over_come_back(tmp_path: Path) -> None:
+def test_readers_are_served_while_ended_reads_come_back(tmp_path: Path) -> None:
     """What is left of them is in the queue already, and is read as ever."""
     turning = many_reads(tmp_path)
     turning.turns.slow_share = -1.0
@@ -419,7 +421,7 @@ def test_who_reads_while_reads_that_are_over_come_back(tmp_path: Path) -> None:
         turning.run(scenario())
 
 
-def test_who_reserves_while_dead_items_leave(tmp_path: Path) -> None:
+def test_a_reserve_is_served_while_dead_items_leave(tmp_path: Path) -> None:
     """Whoever waits at both queues gets the first that arrives in one of them."""
     settings = QueueConfig(max_deliveries=1, dead_letter_queue="dead")
     config = ServerConfig(
@@ -506,7 +508,7 @@ def test_an_owner_releases_on_a_full_disk(tmp_path: Path) -> None:
         turning.run(scenario())
 
 
-def test_who_reads_while_an_administrator_gives_reads_back(tmp_path: Path) -> None:
+def test_readers_get_the_oldest_while_an_administrator_gives_reads_back(tmp_path: Path) -> None:
     """They get the oldest; if the administrator leaves, the others stay with their readers."""
     turning = many_reads(tmp_path)
 

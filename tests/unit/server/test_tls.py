@@ -280,7 +280,9 @@ def test_a_client_that_does_not_read_what_tls_answers(
 
 
 @pytest.mark.parametrize("sent", [b"get work\r\n", b"\x16\x03\x01\x00\x05hello", bytes(4096)])
-def test_what_is_no_hello(turning: Turning, accept: Accept, sent: bytes) -> None:
+def test_a_client_that_sends_no_hello_is_given_up(
+    turning: Turning, accept: Accept, sent: bytes
+) -> None:
     """The server gives up the client, says why, and holds nothing for it."""
 
     async def scenario() -> None:

@@ -40,7 +40,9 @@ NO_PORTS: Final = {f"{name}_listen_port": None for name in ("memcache", "text", 
         ),
     ],
 )
-def test_what_is_not_safe(settings: dict[str, Any], told: list[str]) -> None:
+def test_missing_users_and_plain_ports_are_unsafe(
+    settings: dict[str, Any], told: list[str]
+) -> None:
     """Missing users, and ports without TLS that other machines reach."""
     assert list(unsafe(ServerConfig.model_validate(settings))) == told
 

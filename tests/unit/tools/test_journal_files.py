@@ -40,7 +40,7 @@ def test_what_grows_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["rotated", "removed", "made anew"])
-def test_what_is_replaced_is_an_error(tmp_path: Path, change: str) -> None:
+def test_a_file_replaced_meanwhile_is_an_error(tmp_path: Path, change: str) -> None:
     """Files of different times do not make a queue."""
     (one,) = select([spool(tmp_path)])
     with pytest.raises(JournalError, match="try again"), steady(one):
@@ -108,7 +108,7 @@ def test_a_file_is_selected_alone(tmp_path: Path) -> None:
     assert [one.size for one in whole] == [6, 0]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
     """It is neither a file nor a directory."""
     with pytest.raises(JournalError, match=r"missing: there is no such file or directory"):
         select([spool(tmp_path), tmp_path / "missing"])

@@ -52,7 +52,7 @@ def test_a_queue_that_is_longer_than_memory_is_checked_whole(tmp_path: Path) -> 
     assert open_below(tmp_path) == []
 
 
-def test_what_is_no_part_of_the_queue_is_told(tmp_path: Path) -> None:
+def test_bytes_outside_the_queue_are_reported(tmp_path: Path) -> None:
     """What a STATE_DUMP ends, what is damaged, and what a crash cut short."""
     first, second = journal("a", StateDump(3, 0)), journal("b")
     (tmp_path / "jobs.5").write_bytes(first + b"\x01\x01")

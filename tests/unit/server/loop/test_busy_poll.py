@@ -60,7 +60,7 @@ def vain_looks(script: Script, waits: BusyPoll, turns: int) -> list[int]:
     return looked
 
 
-def test_what_is_there_takes_one_call() -> None:
+def test_a_busy_server_makes_one_call_a_wait() -> None:
     """A busy server makes one call a wait, as without looking."""
     script = Script()
     assert busy_poll(script).wait(-1.0, MOST) == EVENT

@@ -139,7 +139,7 @@ def test_a_task_that_is_cancelled_leaves_the_line(tmp_path: Path) -> None:
         assert waiting(turning) == [(b"a", 0)]
 
 
-def test_who_is_gone_when_an_item_comes(tmp_path: Path) -> None:
+def test_a_task_that_is_gone_when_an_item_comes_gives_it_back(tmp_path: Path) -> None:
     """The item was reserved already, but the task has not seen it: it goes back."""
 
     async def scenario() -> None:
