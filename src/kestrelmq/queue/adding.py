@@ -442,7 +442,7 @@ class Adding:
             self._waiters.serve()
 
     def _joined(self, failure: JournalError | None) -> None:
-        """Take note that delayed items, one of them large, are written here, or are not."""
+        """Go on after a round wrote the items that joined; `failure` if it did not."""
         if failure is not None:
             self._join_at = self._state.clock.monotonic() + _RETRY
         else:

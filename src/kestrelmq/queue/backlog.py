@@ -408,12 +408,12 @@ class Backlog(JournalFollower):
         return self.behind.reader.file if self.behind is not None else None
 
     def file_renamed(self, old: str, new: str) -> None:
-        """Take note that the journal file `old` is called `new` now."""
+        """Follow a rename: the journal file `old` is now called `new`."""
         if self.behind is not None:
             self.behind.reader.renamed(old, new)
 
     def file_ended(self, name: str, end: int, following: str) -> None:
-        """Take note that what would follow byte `end` of `name` begins the file `following`."""
+        """Note that the file `following` goes on after byte `end` of `name`."""
         if self.behind is not None and self.behind.reader.file == name:
             self.behind.reader.file_ended(end, following)
 

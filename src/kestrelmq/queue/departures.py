@@ -82,7 +82,7 @@ class MoveTo(Protocol):
         """Force to disk what was added to the queue of that name; return a failure."""
 
     def syncing(self, name: str) -> SyncRound:
-        """Return the round that does so; it is to be run, and ended."""
+        """Return the round that syncs the queue of that name; it is to be run, and ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Departure:
         return bool(self.why)
 
     def must_be_durable(self, config: QueueConfig) -> bool:
-        """Whether it must be on disk there before it is written here that it has gone."""
+        """Whether the target must be synced before the removal is written here."""
         return config.sync_journal == 0 or (self.is_dead and config.sync_journal is not None)
 
 
@@ -463,7 +463,7 @@ class Departures:
         if self._state.is_closed or read.state != LEAVING:
             return  # its change was taken back
         if read.is_over:
-            reads.forget_aside(read)  # whoever had read it has confirmed it
+            reads.forget_aside(read)  # its reader has confirmed it
         elif problem is not None:
             self._has_not_moved(read, departure, problem)
         else:

@@ -202,7 +202,7 @@ class Reservations:
         self._enrol(reservation, reads)
 
     def end(self, read: OpenRead) -> None:
-        """Take note that a read has ended, which may be reserved."""
+        """Forget a read that has ended; it may have been reserved."""
         reservation = read.reservation
         if reservation is not None:
             self.reserved.end(read)
@@ -211,7 +211,7 @@ class Reservations:
             self._dismiss(reservation, 1)
 
     def end_all(self, reads: Sequence[OpenRead]) -> None:
-        """Do `end` for some reads; faster if they are just those of one reservation."""
+        """Forget some reads, as `end`; faster if they are all reads of one reservation."""
         reservation = reads[0].reservation
         others = [read for read in reads if read.reservation is not reservation]
         if reservation is None or others or len(reads) != reservation.left:
@@ -361,7 +361,7 @@ class Reservations:
         return not len(owner.unseen)
 
     def _deadline(self, reservation: Reservation, xid: int | None = None) -> float:
-        """Return when the lease of a reservation ends, or that of its read `xid`."""
+        """Return when the lease of a reservation, or of its read `xid`, ends."""
         deadline, set_at, terms = reservation.deadline, reservation.set_at, reservation.terms
         owner = self.owners.get(terms.owner) if terms.owner and terms.lease else None
         state = None if owner is None else owner.state
@@ -473,7 +473,7 @@ class Owners(Timed):
         return self._events
 
     def adopt(self, queue: str, reservations: Reservations) -> None:
-        """Take note of the owners of another queue."""
+        """Add the owners of another queue."""
         self._events = max(self._events, reservations.registry.next_event())
         reservations.queue, reservations.registry = queue, self
         for name, owner in reservations.owners.items():
@@ -483,7 +483,7 @@ class Owners(Timed):
             owner.state.grace = min(owner.state.grace, old.grace)
 
     def add(self, name: str, reservations: Reservations) -> Owner:
-        """Take note that an owner has reads in a queue; return what has those."""
+        """Add a queue in which an owner has reads; return the owner's reads there."""
         state = self._state(name)
         self._add_queue(state, reservations)
         return Owner(state, self._events)
@@ -494,12 +494,12 @@ class Owners(Timed):
         state.queues[reservations] = None
 
     def forget(self, name: str, state: OwnerState, reservations: Reservations) -> None:
-        """Take note that an owner has no reads in a queue any more."""
+        """Remove a queue in which an owner has no reads any more."""
         state.queues.pop(reservations, None)
         self._forget_unused(name, state)
 
     def connected(self, name: str, now: float) -> None:
-        """Take note of another connection of an owner; now is in monotonic seconds."""
+        """Count another connection of an owner; now is in monotonic seconds."""
         state = self._state(name)
         state.connections += 1
         if state.lost_at is not None:
@@ -507,7 +507,7 @@ class Owners(Timed):
             state.back_at, state.back_number = now, self.next_event()
 
     def disconnected(self, name: str, now: float) -> None:
-        """Take note that a connection of an owner has ended."""
+        """Count a connection of an owner less: it has ended."""
         state = self._states[name]
         state.connections -= 1
         if not state.connections and state.queues:

@@ -36,7 +36,7 @@ class QueueLimits:
 
     @classmethod
     def of(cls, config: QueueConfig, paused: Paused, *, memory_only: bool) -> "QueueLimits":
-        """Return the limits of a queue with these settings, of which something may be paused."""
+        """Return the limits of a queue with these settings; some operations may be paused."""
         is_paused = paused is not _NOTHING_PAUSED
         return _shared_limits(
             max_items=config.max_items,

@@ -173,7 +173,7 @@ class Line:
         return self._take_as(mode)
 
     def _take_as(self, mode: ReadMode) -> tuple[Item | None, int]:
-        """Do what `take_as` does, for a reader that is counted already."""
+        """Take the head, as `take_as`, for a reader that is counted already."""
         match mode:
             case ReadMode.REMOVE:
                 return self._remove(), 0
@@ -223,7 +223,7 @@ class Line:
         return read.xid
 
     def _take_waiting(self, mode: ReadMode) -> tuple[Item | None, int]:
-        """Do what `take_as` does, for a reader that has waited, and is counted already."""
+        """Take the head, as `take_as`, for a reader that has waited and is counted already."""
         backlog, state = self._backlog, self._state
         if (
             state.checks.has(READS_PAUSED | SUSPECT)
@@ -340,8 +340,8 @@ class Line:
         """Prepare a read a bit: read the head back, and drop or move some items before it.
 
         Those have expired, or are dead letters that a restart left. A read does so at once, which
-        may take long if they are many, or if the head is large and on disk. Whoever can wait calls
-        this first, and lets others be served in between.
+        may take long if they are many, or if the head is large and on disk. A caller that can wait
+        calls this first, and lets others be served in between.
 
         Returns:
             False if there may be more to do. Raises as `remove`.
@@ -359,14 +359,14 @@ class Line:
             return False
         if self._is_unreadable:
             self._is_unreadable = False
-            return True  # whoever reads gets the error; or it works now
+            return True  # the reader gets the error; or it works now
         backlog = self._backlog
         try:
             if backlog.read_back(at_once=False):
                 return True
             large = backlog.large_record()
         except (OSError, JournalError):
-            return True  # whoever reads gets the error
+            return True  # the reader gets the error
         if large is None:
             return not self._writing.is_writing  # what is left may be what is being written
         self._is_reading_large = True
@@ -385,7 +385,7 @@ class Line:
 
     @property
     def has_items_to_drop(self) -> bool:
-        """Whether items that do not expire have to go, or such that could not go when they did.
+        """Whether items have to go that do not expire, or that could not go when they expired.
 
         They are dead letters, or make room for newer ones.
         """
@@ -477,7 +477,7 @@ class Line:
     def _bury_heads(self, most: int | None = None) -> bool:
         """Move the dead letters that a restart left at the head, at most `most`.
 
-        One that is behind an item which stays has its turn when that was taken. Items that nobody
+        A dead letter behind a live item is moved when that item was taken. Items that nobody
         has read since the queue was loaded are left alone, however often they were delivered: they
         may be dead letters of other queues.
 

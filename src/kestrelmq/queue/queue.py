@@ -381,7 +381,7 @@ class Queue(Committable):
         return True
 
     def accept(self, put: Put, *, alone: bool = False) -> bool:
-        """Do what `add` does; `alone`: not for the fanout children.
+        """Add a put, as `add`; if `alone`, not to the fanout children.
 
         A child that cannot be written does not stop the others.
         """
@@ -490,7 +490,7 @@ class Queue(Committable):
         return self.writing.begin_write()
 
     def end_write(self, error: OSError | None) -> JournalError | None:
-        """Do what `commit` does after it has written; `error` is what the job raised."""
+        """Finish a `commit` whose records were written; `error` is what the job raised."""
         failure = self.writing.end_write(error)
         if failure is None:
             self.waiters.serve()  # the head may have been on disk only, and not written yet
@@ -557,11 +557,11 @@ class Queue(Committable):
         return self.checks.has(EXPIRING) or has_items_to_drop or self.next_deadline is not None
 
     def sweep(self) -> None:
-        """Do all of `sweeping`."""
+        """Run `sweeping` to its end."""
         run_to_end(self.sweeping())
 
     def sweeping(self) -> Generator[None, None, None]:
-        """Do what `check_deadlines` does, and drop or move expired items, in short pieces.
+        """Serve the deadlines, and drop or move expired items, in short pieces.
 
         So does it drop what was to make room for newer items.
         """
@@ -599,7 +599,7 @@ class Queue(Committable):
     # --- flushing, deleting, closing ---
 
     def flush(self) -> int:
-        """Do all of `flushing`."""
+        """Run `flushing` to its end; return how many items were dropped."""
         self.writing.write_now()
         self.state.commits.finish_writing()
         return run_to_end(self.flushing())

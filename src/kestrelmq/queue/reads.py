@@ -246,7 +246,7 @@ class OpenReads:
         return len([read for read in reads if not read.is_plain])
 
     def unused_memory(self) -> list[list[Any]]:
-        """Return what is to be freed of tables that are empty now; there may be much."""
+        """Return the memory to free of tables that are empty now; it may be much."""
         useless = self.reservations.unused_memory()
         if not len(self.open):
             self.open.clear()
@@ -356,7 +356,7 @@ class OpenReads:
             self.aside_bytes -= len(read.record) - ADDX_HEADER + OVERHEAD
 
     def retry_at(self, read: OpenRead, deadline: float, *, counted: bool) -> OpenRead:
-        """Hold back the item of a read until `deadline` (monotonic seconds).
+        """Let the item of a read wait until `deadline` (monotonic seconds).
 
         Its reader, who may still know it, does not have it any more.
 
@@ -420,7 +420,7 @@ class OpenReads:
         self._state.watch_deadlines()
 
     def _retry_delay(self, read: OpenRead, delay: float | None, *, counted: bool) -> float:
-        """Return for how long the item of an open read is held back, in seconds.
+        """Return how long the item of an open read waits to be read again, in seconds.
 
         That is 0, too, if such items take too much memory already. `delay` overrides the settings,
         which are for deliveries that are `counted`.
@@ -464,7 +464,7 @@ class OpenReads:
         return other
 
     def hold_back(self, xids: Sequence[int]) -> None:
-        """Take note that these reads, which were just opened, are no deliveries.
+        """Write that these reads, which were just opened, are not deliveries.
 
         So a restart, which gives them back, does not count them.
         """

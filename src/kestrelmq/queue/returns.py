@@ -23,7 +23,7 @@ class ReadsReturn(Protocol):
     """Many open reads of a queue that are given back in pieces."""
 
     def oldest(self) -> int | None:
-        """Return the xid of the oldest that was not given back; None if there may be none."""
+        """Return the xid of the oldest read that was not given back; None if there may be none."""
 
     def give_back(self, xids: Sequence[int]) -> None:
         """Give some of them back, such that the first of `xids` is the head."""
@@ -147,7 +147,7 @@ class Returns:
                 self._has_returned(first)
 
     def _has_returned(self, returning: ReadsReturn) -> None:
-        """Give no more of these reads back."""
+        """Forget these reads: they were given back, or cannot be."""
         self._returning = tuple([one for one in self._returning if one is not returning])
         self._note_returning()
 

@@ -171,7 +171,7 @@ class Writing:
         state.commits.dirty.append(state.queue)
 
     def begin_write(self) -> Job:
-        """Return what writes that in another thread; nothing else is written before `end_write`."""
+        """Return a job that writes the records in a thread; `end_write` must follow it."""
         changes, journal = self._changes, self._journal
         assert isinstance(journal, FileJournal)  # noqa: S101 # others join no round
         sent = self._sent = [changes.prelude, *changes.send()]
@@ -180,7 +180,7 @@ class Writing:
         return lambda pause: journal.append_all(sent, pause)
 
     def end_write(self, error: OSError | None) -> JournalError | None:
-        """Do what `write` does after it has written; `error` is what the job raised."""
+        """Finish a `write` whose job has ended; `error` is what the job raised."""
         changes, journal, records = self._changes, self._journal, self._sent
         self._sent = []
         if isinstance(journal, FileJournal):
@@ -198,7 +198,7 @@ class Writing:
         return None
 
     def _have_written(self) -> None:
-        """Take note that records were written."""
+        """Note that records were written."""
         self.failure = None
         self.sync_again()
 
@@ -221,7 +221,7 @@ class Writing:
     # --- failures ---
 
     def _not_written(self, error: BaseException) -> JournalError:
-        """Take the changes back, because they were not written. Raises what is no OSError."""
+        """Take the changes back: they were not written. Raises `error` unless it is an OSError."""
         # Whatever it is: what stayed collected would never be written.
         added = self._backlog.total_items
         self._take_back()
@@ -282,7 +282,7 @@ class Writing:
                 reads.reopen(read)
 
     def fail(self, error: OSError) -> JournalError:
-        """Take note that the journal could not be written or synced; return the error to report."""
+        """Note that the journal could not be written or synced; return the error to report."""
         name = self._state.name
         message = f"queue {name}: {error}"
         # The next try may fail alike with a temporary file that has another name.
@@ -348,7 +348,7 @@ class Writing:
             self.fail(error)
 
     def note_no_room(self, reason: str) -> None:
-        """Take note that an add was refused for want of disk space."""
+        """Note that an add was refused for want of disk space."""
         self._state.refusals.no_room = (reason, self._backlog.total_items)
         self._state.commits.note_change(self._state.queue)
 
