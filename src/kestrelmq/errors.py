@@ -73,11 +73,11 @@ class NoDeadLetterQueue(KestrelError, ValueError):  # noqa: N818
 
 
 class PatternRefused(KestrelError):  # noqa: N818
-    """A regular expression to search for that is none, or takes too long."""
+    """A search for a regular expression that is not valid, or takes too long."""
 
 
 class PlaceRefused(KestrelError):  # noqa: N818
-    """A place in a queue that is none, or is not any more: the queue was loaded or made anew."""
+    """A text that is not a place in a queue, or no longer: the queue was loaded or made anew."""
 
 
 class InvalidQueueName(KestrelError, ValueError):  # noqa: N818

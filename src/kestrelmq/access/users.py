@@ -122,7 +122,7 @@ class Users:
         return self._by_name.get(name)
 
     def digest(self, name: str, password: str) -> bytes:
-        """Return a digest of a user's password, by which this process knows it again."""
+        """Return a digest of a user's password, for this process to recognise it."""
         text = f"{name}\0{password}".encode(errors="surrogateescape")
         return hmac.digest(self._key, text, "sha256")
 

@@ -66,7 +66,7 @@ class Health:
         self._kinds: dict[ProblemKind, _Kind] = {}
 
     def add(self, first: Sequence[Problem], count: int = 1) -> None:
-        """Add `count` problems of one kind, of which `first` has as many as an answer may list."""
+        """Add `count` problems of one kind; `first` has as many of them as an answer may list."""
         if first:
             kind = self._kinds.setdefault(first[0].kind, _Kind())
             kind.count += count

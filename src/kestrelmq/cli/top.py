@@ -285,7 +285,7 @@ def _queues(all_lines: list[QueueLine], most: int) -> list[RenderableType]:
 
 
 def _uptime(seconds: int) -> str:
-    """Return an uptime in the largest unit of which it has at least two."""
+    """Return an uptime in the largest unit that fits twice."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"

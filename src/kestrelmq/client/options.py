@@ -111,7 +111,7 @@ def options_of(
     *,
     tls: bool | ssl.SSLContext | None = None,
 ) -> ClientOptions:
-    """Return the options of a client, of which all but `options` may be given by themselves.
+    """Return the options of a client: `options`, overridden by those given by themselves.
 
     Raises:
         InvalidRequest: they are something else.

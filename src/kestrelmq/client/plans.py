@@ -993,7 +993,7 @@ class Planner:
             raise join_errors(errors)
 
     def abort(self, queue: str, held: HeldReads[bytes]) -> Plan[None]:
-        """Give the item back. If the connection breaks, the server does so by itself."""
+        """Give the item back. If the connection breaks, the server gives it back."""
         with suppress(ClientError):
             yield ReleaseStep(held, commands.abort_read(commands.checked_queue(queue)))
 

@@ -49,7 +49,7 @@ class DelayedItems:
         return len(self._heap) - len(self._undone)
 
     def has_room(self, size: int, most: int) -> bool:
-        """Whether memory, of which they may take `most` bytes, has room for `size` bytes more."""
+        """Whether `size` bytes more fit in `most` bytes of memory; the first item always does."""
         return not len(self) or self.size + size + OVERHEAD * (len(self) + 1) <= most
 
     @property

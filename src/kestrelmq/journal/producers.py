@@ -120,7 +120,7 @@ class Producers:
         return -1 if last is None or last.added < _second(now - self.ttl) else last.sequence
 
     def last_number(self, producer: bytes) -> int:
-        """Do what `last` does now; forget those that are to be forgotten by now."""
+        """Forget the producers whose time is over, then return what `last` returns."""
         now = self.now()
         self.forget_old(now)
         return self.last(producer, now)

@@ -390,7 +390,7 @@ class QueueAccess:
             self._alone(self._process_reports)
 
     def _process_reports(self) -> None:
-        """Process reports, unless another thread has the lock: that does so when it releases it."""
+        """Process reports, unless another thread has the lock: it does when it releases it."""
         while self._reports and self._lock.acquire(blocking=False):
             try:
                 self._run_reports()

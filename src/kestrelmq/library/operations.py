@@ -162,7 +162,7 @@ class QueueUse(ABC):
 
     @abstractmethod
     def _measure(self, what: Callable[[Queue], int]) -> int:
-        """Return a number of the queue, without waiting; that of an empty one if there is none."""
+        """Return a number of the queue, without waiting; as of an empty one if it is missing."""
 
     @abstractmethod
     async def _next(self, steps: Generator[T, None, None]) -> T | None:

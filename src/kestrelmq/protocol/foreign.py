@@ -53,7 +53,7 @@ def is_http(line: bytes) -> bool:
 
 
 def guessed_server(reply: bytes) -> str:
-    """Return what a server may be whose reply, of which this is the beginning, is none."""
+    """Return what kind of server may have sent `reply`, which is not a reply of ours."""
     for beginning, guess in _SERVERS.items():
         if reply.startswith(beginning):
             return guess

@@ -935,7 +935,7 @@ class Mover:
         return sync_now(*self._collection.destinations(name))
 
     def syncing(self, name: str) -> SyncRound:
-        """Return the round that does so."""
+        """Return the round that syncs what was added."""
         sync = SyncRound()
         sync.queues = dict.fromkeys(self._collection.destinations(name))
         return sync

@@ -327,7 +327,7 @@ class Redrive(Move):
         target: str | None,
         check: Callable[[str], object],
     ) -> None:
-        """Prepare; without a `target`, what came from unknown queues, or such that are gone, stays.
+        """Prepare; without a `target`, items whose origin is unknown or gone stay.
 
         `check` raises a KestrelError if nothing may be added to the queue of that name.
 

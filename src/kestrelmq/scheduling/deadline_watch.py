@@ -22,7 +22,7 @@ One = TypeVar("One")
 
 
 class DeadlineWatch(Generic[One]):
-    """Finds those that are to be looked at; all times are of one clock, and in one unit."""
+    """Finds the queues to look at; all times are of one clock, and in one unit."""
 
     __slots__ = ("_entries", "_heap", "_new", "_number", "_numbered", "_ready")
 
@@ -67,7 +67,7 @@ class DeadlineWatch(Generic[One]):
         self._ready.extend(new)
 
     def take(self, now: float) -> One | None:
-        """Return one to look at in this round; None if there is none. `later` must follow."""
+        """Return a queue to look at in this round, or None. `later` must follow."""
         if self._ready:
             return self._ready.popleft()
         while (first := self._heap.first) is not None and first <= now:

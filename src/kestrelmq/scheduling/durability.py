@@ -117,7 +117,7 @@ class SyncRound(Round):
 
 
 class WriteRound(Round):
-    """One write of each of several queues, in the order in which they joined.
+    """A round of writes, one for each queue, in the order in which they joined.
 
     Attributes:
         syncs: the rounds that sync what it has written, if replies wait for that, too.
@@ -223,7 +223,7 @@ class SyncScheduler:
         return bool(self._due)
 
     def sync_by(self, queue: Committable, due: float) -> bool:
-        """Let `take_due` return `queue` at `due`; return False if it does so earlier anyway."""
+        """Let `take_due` return `queue` at `due`; return False if it will earlier anyway."""
         if queue in self._due:
             return False
         self._due[queue] = due
@@ -402,7 +402,7 @@ class GroupCommit:
             raise refusal
 
     def follow(self, queues: Iterable[Committable]) -> set[Committable]:
-        """Return a set of `queues`, to which every queue that changes is added from now on.
+        """Return a set of `queues`; from now on every queue that changes is added to it.
 
         The caller empties it regularly, and need only look at the queues that it finds there.
         """

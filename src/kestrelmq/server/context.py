@@ -52,7 +52,7 @@ class ClientForbidden(KestrelError):  # noqa: N818 # says what it is
 
 
 class NotSignedIn(ClientForbidden):
-    """There are users, and the client is none of them yet."""
+    """There are users, and the client has not signed in as one yet."""
 
 
 class TooManyRequests(ClientForbidden):

@@ -289,7 +289,7 @@ class Handshake(TurnConnection):
 
 
 class Handshakes:
-    """The unfinished handshakes of all listeners, of which there are few, and none for long."""
+    """The unfinished handshakes of all listeners: few, and none for long."""
 
     def __init__(self, most: int = MOST_HANDSHAKES) -> None:
         self._most = most

@@ -170,7 +170,7 @@ def _data(fields: Mapping[str, Any]) -> bytes:
 
 
 def _dead_letter(given: Any) -> dict[str, Any] | None:
-    """Return the object of a dead letter. Raises ValueError, TypeError: it is none."""
+    """Return the object of a dead letter. Raises ValueError, TypeError: it is not one."""
     if given is None:
         return None
     kinds = {"origin": str, "died": int, "why": str, "deliveries": int}

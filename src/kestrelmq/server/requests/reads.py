@@ -398,7 +398,7 @@ class ConnectionOpenReads:
         return (found,)
 
     def _oldest(self, queue: str, count: int) -> deque[_Read] | None:
-        """Return the reads of a queue, of which the first `count` are open; None if fewer are.
+        """Return the reads of a queue if at least the first `count` are open; otherwise None.
 
         Only so many are looked at, besides those that have ended.
         """

@@ -79,7 +79,7 @@ class HeldOffset:
 
 
 def parse_offset(logged: Mapping[str, Any]) -> HeldOffset:
-    """Return the offset that was logged. Raises KeyError, TypeError, ValueError: it is none."""
+    """Return the offset that was logged. Raises KeyError, TypeError, ValueError: not an offset."""
     held = {}
     for server, one in logged["held"].items():
         queues = {name: [(*part,) for part in parts] for name, parts in one["queues"].items()}
