@@ -65,6 +65,7 @@ def test_commands_options_and_queues_are_proposed(tmp_path: Path) -> None:
             "redrive",
             "resume",
             "reload",
+            "restore",
         ]
         assert shell.completions("kestrelmq journal ver") == ["verify"]
         assert shell.completions("kestrelmq queues --by") == ["--by-server"]

@@ -59,6 +59,8 @@ COMMANDS: Final = {
     "reload": ("kestrelmq.cli.control", "reload"),
     "shutdown": ("kestrelmq.cli.control", "shutdown"),
     "bench": ("kestrelmq.cli.bench", "app"),
+    "backup": ("kestrelmq.cli.backup", "backup"),
+    "restore": ("kestrelmq.cli.backup", "restore"),
     "journal": ("kestrelmq.cli.journal", "app"),
     "pipeline": ("kestrelmq.cli.pipeline", "app"),
     "config": ("kestrelmq.cli.config", "app"),

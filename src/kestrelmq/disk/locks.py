@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from kestrelmq.disk.opening import open_regular, open_stream
+from kestrelmq.disk.restored import finish_restore, is_unfinished
 from kestrelmq.errors import QueuePathLocked
 from kestrelmq.format.names import LOCK_NAME
 
@@ -130,6 +131,25 @@ class QueuePathLock(FileLock):
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Describe the lock of the queue path `path`."""
         super().__init__(path / LOCK_NAME, in_use(path), shared=shared)
+
+    def acquire(self) -> None:
+        """Take the lock, and finish a restore that was interrupted. Raises also as `FileLock`.
+
+        Raises:
+            QueuePathLocked: the lock is shared, so that the restore cannot be finished.
+            OSError: the restore cannot be finished.
+        """
+        super().acquire()
+        try:
+            self._finish_restore(self._path.parent)
+        except BaseException:
+            self.release()
+            raise
+
+    def _finish_restore(self, path: Path) -> None:
+        if self._shared and is_unfinished(path):
+            raise QueuePathLocked(f"a restore of {path} was interrupted: restore again")
+        finish_restore(path)
 
 
 def in_use(path: Path | str) -> str:

@@ -43,6 +43,21 @@ def rename_durably(old: Path, new: Path) -> None:
     sync_path(new.parent)
 
 
+def link_file(old: Path, new: Path) -> bool:
+    """Give a file the second name `new`; return False if that is not possible there.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+    """
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another file system, or one without links, or another user's file
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield where to write what is to be at `path`, which takes its place once it is whole.

@@ -1,0 +1,5 @@
+"""What the tests of tools share."""
+
+from tests.crash.conftest import root
+
+__all__ = ["root"]
