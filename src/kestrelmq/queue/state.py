@@ -75,6 +75,11 @@ class QueueState:
         """Whether the queue was closed."""
         return self.checks.has(CLOSED)
 
+    def note_change(self) -> None:
+        """Tell those who follow the queue of a change that is no item's, unless it is closed."""
+        if not self.is_closed:
+            self.commits.note_change(self.queue)
+
     def watch_deadlines(self) -> None:
         """Have the queue's deadlines looked at soon: there may be an earlier one."""
         self.commits.watch_deadlines(self.queue)

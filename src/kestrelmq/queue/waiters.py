@@ -98,13 +98,13 @@ class Waiters:
         self._state.check_usable()
         self.line = own_line(self.line)
         self.line[waiter] = None
-        self._state.commits.note_change(self._state.queue)
+        self._state.note_change()
 
     def cancel(self, waiter: Waiter) -> bool:
         """Never serve `waiter`; return False if it was already served."""
         if not self._leaves(waiter):
             return False
-        self._state.commits.note_change(self._state.queue)
+        self._state.note_change()
         return True
 
     def serve(self) -> None:

@@ -288,7 +288,7 @@ class Writing:
         # The next try may fail alike with a temporary file that has another name.
         if self.failure is None or (error.strerror or message) not in str(self.failure):
             log.error("%s", message, extra={"queue": name})
-            self._state.commits.note_change(self._state.queue)
+            self._state.note_change()
             # What is kept is never raised: its traceback would keep the client's connection alive.
             self.failure = JournalError(message)
         return JournalError(message)
@@ -343,14 +343,14 @@ class Writing:
             if self.failure is not None:
                 self._journal.probe()
                 self.failure = None
-                self._state.commits.note_change(self._state.queue)
+                self._state.note_change()
         except OSError as error:
             self.fail(error)
 
     def note_no_room(self, reason: str) -> None:
         """Note that an add was refused for want of disk space."""
         self._state.refusals.no_room = (reason, self._backlog.total_items)
-        self._state.commits.note_change(self._state.queue)
+        self._state.note_change()
 
     @property
     def lacks_room(self) -> bool:

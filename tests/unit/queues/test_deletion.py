@@ -268,6 +268,34 @@ def test_very_many_readers_that_wait_are_told_in_several_turns(spool: Spool) -> 
     assert spool.told == [None]
 
 
+def test_a_reader_that_leaves_while_the_others_are_told_stops_no_sweep(spool: Spool) -> None:
+    """The deleted queue is none any more that a sweep could look at."""
+    queue = spool.queue()
+    waiters = [Waiter(ReadMode.REMOVE, lambda _item, _xid: None, print) for _ in range(1000)]
+    for waiter in waiters:
+        queue.waiters.add(waiter)
+    spool.collection.sweep()
+    spool.delete()
+    assert spool.deleting.step()
+    assert queue.waiters.cancel(waiters[-1])
+    spool.collection.sweep()
+    while spool.deleting.step():
+        pass
+    assert spool.told == [None]
+
+
+def test_a_sync_that_fails_once_the_queue_is_deleted_stops_no_sweep(spool: Spool) -> None:
+    """Another thread may still be syncing it then."""
+    queue = spool.queue()
+    spool.collection.sweep()
+    spool.delete()
+    while spool.deleting.step():
+        pass
+    assert queue.state.is_closed
+    assert str(queue.failed(OSError(5, "I/O error"))).startswith("queue jobs: ")
+    spool.collection.sweep()
+
+
 def test_a_bug_while_a_queue_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
