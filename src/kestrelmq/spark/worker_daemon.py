@@ -12,7 +12,6 @@ import sys
 from importlib import import_module
 from typing import Final
 
-import pyarrow as pa
 from pyspark import daemon
 
 _NEEDED: Final = (
@@ -34,7 +33,9 @@ def main() -> None:
     # Spark names the module that the processes run; without a name it is `pyspark.worker`.
     for module in (*_NEEDED, *(sys.argv[1:] or ["pyspark.worker"])):
         import_module(module)
-    pa.array([])  # looks for pandas, and imports it where it is
+    # This looks for pandas, and imports it where it is. At the top of this module, pyarrow would be
+    # imported before the variables are set.
+    import_module("pyarrow").array([])
     # The processes collect garbage after each task. They need not look at all this, nor copy it.
     gc.collect()
     gc.freeze()
