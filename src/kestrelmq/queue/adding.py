@@ -31,10 +31,7 @@ from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.delayed_items import DelayedItems, entry_number
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
 from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import (
-    Change,
-    Changes,
-)
+from kestrelmq.queue.changes import Change, Changes
 from kestrelmq.queue.departures import Departures
 from kestrelmq.queue.limits import EXPIRING
 from kestrelmq.queue.line import EXPIRED_AT_ONCE, Line

@@ -28,9 +28,7 @@ from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
-from kestrelmq.format.notes import (
-    flushed_note,
-)
+from kestrelmq.format.notes import flushed_note
 from kestrelmq.format.records import (
     NO_EXPIRY,
     REMOVE_RECORD,
@@ -50,17 +48,9 @@ from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.queue.adding import Adding, Put
 from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import (
-    Changes,
-)
+from kestrelmq.queue.changes import Changes
 from kestrelmq.queue.departures import Departures, MoveTo
-from kestrelmq.queue.limits import (
-    CLOSED,
-    DEAD_HEAD,
-    EXPIRING,
-    SUSPECT,
-    QueueLimits,
-)
+from kestrelmq.queue.limits import CLOSED, DEAD_HEAD, EXPIRING, SUSPECT, QueueLimits
 from kestrelmq.queue.line import Line
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.reads import OpenReads
@@ -421,14 +411,6 @@ class Queue(Committable):
         if self.changes.places is not None:
             self.changes.places.forget(xids)
 
-    # --- taking ---
-
-    # --- ending reads ---
-
-    # --- items that go to another queue: see `departures` ---
-
-    # --- reserved reads ---
-
     # --- deadlines ---
 
     @property
@@ -454,10 +436,6 @@ class Queue(Committable):
             self.returns.give_back_overdue()
         self.adding.join_due()
         return self.next_deadline
-
-    # --- expiry ---
-
-    # --- waiting ---
 
     # --- writing ---
 

@@ -28,11 +28,7 @@ from kestrelmq.journal.life import (
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.writer import FileJournal, NoJournal
 from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import (
-    Changes,
-    HeadDropped,
-    ReadsChanged,
-)
+from kestrelmq.queue.changes import Changes, HeadDropped, ReadsChanged
 from kestrelmq.queue.limits import SUSPECT
 from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.state import QueueState
