@@ -428,14 +428,17 @@ class _Settings:
     def _take_zookeeper(self, setting: _Setting) -> None:
         table: dict[str, Any] = {}
         values = {one.name: one.value for one in setting.value.settings}
-        if isinstance(values.get("host"), str):
-            port = values.get("port", 2181)
-            table["hosts"] = (f"{values['host']}:{port}",)
-        if isinstance(values.get("username"), str):
-            table["credentials"] = f"{values['username']}:{values.get('password', '')}"
+        host, port = values.get("host"), values.get("port", 2181)
+        if isinstance(host, str) and isinstance(port, int):
+            table["hosts"] = (f"{host}:{port}",)
+        user, password = values.get("username"), values.get("password", "")
+        if isinstance(user, str) and isinstance(password, str):
+            table["credentials"] = f"{user}:{password}"
         for one in setting.value.settings:
             if one.name not in {"host", "port", "username", "password"}:
                 self._put(table, _zookeeper_problem, one, _snake(one.name))
+            elif not isinstance(one.value, (str, int)):
+                self._remark(one, _NO_CODE)
         try:
             ZooKeeperConfig(**table)
         except ConfigError as error:

@@ -104,6 +104,19 @@ def test_what_cannot_be_carried_over(setting: str, reason: str) -> None:
     assert loaded(found.toml) == ServerConfig(queue_path=Path("/q"))
 
 
+def test_a_password_that_code_computes_is_left_out() -> None:
+    """So is a port, and with it the servers."""
+    begin = 'zookeeper = new ZooKeeperBuilder { host = "h"; pathPrefix = "/k"; username = "u"'
+    found = imported(f'{begin}\npassword = sys.env("P") }}')
+    assert [(one.line, one.name) for one in found.remarks] == [(3, "password")]
+    config = loaded(found.toml).zookeeper
+    assert config is not None
+    assert (config.hosts, config.credentials) == (("h:2181",), None)
+    found = imported(f"{begin}\nport = ports.zookeeper() }}")
+    assert [one.name for one in found.remarks] == ["zookeeper", "port"]
+    assert loaded(found.toml).zookeeper is None
+
+
 def test_words_for_no_limit() -> None:
     """What has no limit in Scala has none here."""
     found = imported("default.maxItems = Int.MaxValue; default.maxSize = Some(3.kilobytes)")
