@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -62,6 +64,26 @@ def test_no_answer_is_exit_status_1(server: ServerProcess, tmp_path: Path) -> No
         status, printed, reason = health("--server", where, "--timeout", "500ms")
         assert (status, printed, reason.count("\n")) == (1, "", 1), reason
         assert where in reason
+
+
+class _Foreign(BaseHTTPRequestHandler):
+    """Another HTTP server, whose errors are in JSON, too."""
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b'{"error": "not found"}')
+
+
+def test_another_http_server() -> None:
+    """What it says is shown."""
+    with HTTPServer(("127.0.0.1", 0), _Foreign) as foreign:
+        answering = Thread(target=foreign.handle_request)
+        answering.start()
+        status, printed, reason = health("--server", f"127.0.0.1:{foreign.server_port}")
+        answering.join()
+    assert (status, printed, reason.count("\n")) == (1, "", 1), reason
+    assert "not found" in reason
 
 
 def test_a_port_that_is_none_is_wrong_usage() -> None:

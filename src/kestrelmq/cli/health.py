@@ -109,5 +109,7 @@ def _answer(connection: _Connection, path: str, server: str) -> dict[str, Any]:
     finally:
         connection.close()
     if response.status not in {200, 503}:
-        raise ServerUnavailable(f"{server}: {found.get('error', {}).get('message', found)}")
+        told = found.get("error")
+        reason = told.get("message", found) if isinstance(told, dict) else found
+        raise ServerUnavailable(f"{server}: {reason}")
     return found
