@@ -1,13 +1,16 @@
-"""`foreachBatch` with Delta Lake: each batch once, as `docs/spark-lake.md` shows it."""
+"""`foreachBatch`: with Delta Lake as `docs/spark-lake.md` shows it, and to queues."""
 
 from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
+from kestrelmq.client import Client
 from kestrelmq.spark.session import start_query
 from tests.spark.spools import adds, write
 from tests.support.patience import PATIENCE
+from tests.support.server import ServerProcess
 
 
 def test_a_batch_that_is_run_again_is_in_the_delta_table_once(
@@ -39,3 +42,27 @@ def test_a_batch_that_is_run_again_is_in_the_delta_table_once(
     write(tmp_path / "spool" / "q", adds([b"3"]))
     assert run() == [b"1", b"2", b"3"]
     assert batches == [0, 0, 1]
+
+
+def test_two_writes_of_a_batch_to_one_queue(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    """The second one is not taken for a repetition of the first one; nor are dead letters."""
+    options = {"servers": server.address, "deadLetterPath": str(tmp_path / "dead")}
+
+    def write_twice(rows: DataFrame, _batch: int) -> None:
+        for data in (b"1", b"2"):
+            some = rows.where(f.col("data") == f.lit(data)).selectExpr("queue", "data")
+            bad = some.selectExpr("cast(null as string) as queue", "data")
+            writer = some.union(bad).write.format("kestrel").mode("append")
+            writer.options(**options).save()
+
+    write(tmp_path / "spool" / "q", adds([b"1", b"2"]))
+    rows = spark.readStream.format("kestrel.journal").load(str(tmp_path / "spool"))
+    writer = rows.where("operation = 'ADDX'").select("queue", "data").writeStream
+    writer = writer.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(write_twice)
+    assert start_query(writer.trigger(availableNow=True)).awaitTermination(PATIENCE)
+    with Client(server.address) as client:
+        assert {client.get("q"), client.get("q")} == {b"1", b"2"}
+    dead = spark.read.parquet(str(tmp_path / "dead")).collect()
+    assert sorted(bytes(row.data) for row in dead) == [b"1", b"2"]

@@ -100,12 +100,16 @@ class Numbering:
 
 
 def numbering(write: str) -> Numbering:
-    """Return that of this task, of a stream or of the write of a table with this name."""
+    """Return that of this task; `write` is the name of a table's write, and empty for a stream's.
+
+    In `foreachBatch` there may be several writes of one batch, and each is a table's.
+    """
     task = TaskContext.get()
     assert task is not None  # noqa: S101 # a writer runs in a task
-    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
-    if query is None or batch is None:
+    if write:
         return Numbering(f"{write}.{task.partitionId()}", 1)
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    assert query is not None and batch is not None  # noqa: S101, PT018 # it is that of a stream
     name = query.replace("-", "")
     return Numbering(f"{name}.{task.partitionId()}", (int(batch) + 1 << _BATCH_SHIFT) + 1)
 
@@ -305,6 +309,9 @@ def largest_item(membership: Membership, options: ClientOptions, queue: str) -> 
 class _RowWriter:
     """Writes rows: the common part of the writers of tables and streams."""
 
+    _name = ""
+    """Of a table's write."""
+
     def __init__(self, options: KestrelWriteOptions, schema: StructType) -> None:
         """Prepare a write.
 
@@ -314,7 +321,6 @@ class _RowWriter:
         check_columns(schema, queue_given=options.queue is not None)
         options.cluster.client_options()  # what is wrong with it is found before any task runs
         self._options = options
-        self._name = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
@@ -363,6 +369,10 @@ def _home(membership: Membership, producer: str) -> Membership:
 
 class KestrelWriter(_RowWriter, DataSourceArrowWriter):
     """Writes a table."""
+
+    def __init__(self, options: KestrelWriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._name = uuid4().hex
 
 
 class KestrelStreamWriter(_RowWriter, DataSourceStreamArrowWriter):
