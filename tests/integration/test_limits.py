@@ -122,6 +122,23 @@ def test_http_connections_count(tmp_path: Path) -> None:
         wires[0].ask(b"get work\r\n", b"END\r\n")
 
 
+def test_an_address_with_too_many_clients_takes_no_place_of_others(tmp_path: Path) -> None:
+    """Its new one would be refused all the same."""
+    ping = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    path = tmp_path / "admin"
+    config = "max_connections = 3\nmax_connections_per_address = 2\n"
+    with (
+        running_server(tmp_path, "--admin-path", str(path), config=config) as server,
+        UnixWire(path) as idle,
+        connected(server, 2),
+    ):
+        idle.ask(ping, b"HTTP/1.1 200 OK\r\n")
+        with Wire(server, "admin") as late:
+            late.expect(REFUSALS["admin"])
+        idle.until(b"pong")
+        idle.ask_until(ping, b"HTTP/1.1 200 OK\r\n")
+
+
 def test_handshakes_count(tmp_path: Path) -> None:
     """A client that has not finished its handshake takes the place of a connection until then."""
     (tmp_path / "certificates").mkdir()

@@ -369,7 +369,8 @@ class Connections:
 
     def admit(self, connection: HttpConnection) -> str | None:
         """Add `connection`, in place of another if necessary; return why it is refused, or None."""
-        if len(self._open) >= self.most or self._admission.is_full:
+        is_full = len(self._open) >= self.most or self._admission.is_full
+        if is_full and not self._admission.is_full_for(connection.address):
             loser = displaced(
                 connection.peer,
                 self._open,

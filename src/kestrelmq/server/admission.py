@@ -25,6 +25,13 @@ class Admission:
         """Whether there may be no further client, wherever it comes from."""
         return self._most is not None and self._count >= self._most
 
+    def is_full_for(self, peer: str) -> bool:
+        """Whether there may be no further client from this address, whoever leaves elsewhere."""
+        if self._most_per_peer is None:
+            return False
+        host = _peer_of(peer)
+        return host != UNIX and self._by_peer[host] >= self._most_per_peer
+
     def admit(self, peer: str) -> str | None:
         """Count a client that has connected; return why it is refused instead, or None.
 
@@ -34,13 +41,12 @@ class Admission:
         if self.is_full:
             self._counters.refused_connections += 1
             return f"too many connections (max_connections is {self._most})"
-        most = self._most_per_peer
-        if most is not None:
-            host = _peer_of(peer)
-            if host != UNIX and self._by_peer[host] >= most:
-                self._counters.refused_connections += 1
-                return f"too many connections from there (max_connections_per_address is {most})"
-            self._by_peer[host] += 1
+        if self.is_full_for(peer):
+            self._counters.refused_connections += 1
+            most = self._most_per_peer
+            return f"too many connections from there (max_connections_per_address is {most})"
+        if self._most_per_peer is not None:
+            self._by_peer[_peer_of(peer)] += 1
         self._count += 1
         return None
 
