@@ -268,7 +268,8 @@ def _steady_look(
             if all(_has_same_files(a.get(queue, ()), b.get(queue, ())) for a, b in pairwise(looks))
         }
         changing = {queue for queue in steady if not first[queue] == middle[queue] == last[queue]}
-        if len(steady) == len({*first, *middle, *last}) and len(changing) <= 1:
+        is_whole = missing is None and len(steady) == len({*first, *middle, *last})
+        if is_whole and len(changing) <= 1:
             return middle, True
         if clock.monotonic() < give_up:
             continue
@@ -277,6 +278,8 @@ def _steady_look(
         missing -= steady
         if not missing:
             return found, False
+        # A queue may change faster than all are looked at: from now on only those that are missing.
+        looks = deque((_look(path, missing) for _ in range(2)), maxlen=3)
 
 
 class _Copying:
