@@ -37,6 +37,7 @@ TEMPORARY = "a temporary that stays means nothing, and the next start removes it
 OTHER = "the two are about different files, one of them a temporary"
 FOLLOWER = "for whoever follows a file by its length; the queue is the same"
 DISK = "what a directory on disk does; tests/unit/disk/test_disk_syncs.py watches the system calls"
+BACKUPS = "tests/unit/tools/test_backup_syncs.py looks at the order of all of them"
 TASKS = "files that the tasks of a Spark job write before its commit is told of them"
 UNSEEN = {
     "journal/replacement.py Replacement.clear: self._directory.sync()": LOADING,
@@ -67,6 +68,8 @@ UNSEEN_IN = {
     "disk/renaming.py sync_path": DISK,
     "queues/registry.py QueueRegistry._replace": "what it calls is looked at",
     "server/status.py": "what it calls is looked at",
+    "disk/restored.py": BACKUPS,
+    "tools/backup.py": BACKUPS,
     "disk/write_directories.py remove": "it goes with all that is in it, and is not read",
     "spark/sinks/dead_letters.py": TASKS,
     "spark/sinks/journal_parts.py": TASKS,
