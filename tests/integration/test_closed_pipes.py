@@ -37,7 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--help",
         "put --help",
         "journal --help",
-        "--show-completion bash",
         "queues",
         "queues --json",
         "stats",
