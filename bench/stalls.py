@@ -16,6 +16,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -277,7 +278,8 @@ def server(
     try:
         ports = {}
         while (line := process.stdout.readline().decode()) and line != "ready\n":
-            ports[line.split()[0]] = int(line.rpartition(":")[2])
+            if listening := re.match(r"(\w+) listening on \S+:(\d+)$", line):
+                ports[listening[1]] = int(listening[2])
         time.sleep(1)
         yield Observed(process.pid, ports, report)
     finally:
