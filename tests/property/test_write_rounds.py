@@ -89,7 +89,7 @@ class WriteRounds(RuleBasedStateMachine):
                 self.waiting = list(self.written)
                 return
             if record is None:
-                assert not self.waiting or self.queue.writing.is_writing
+                assert not self.waiting or self.queue.core.is_writing
             else:
                 assert item_data(record) == self.waiting.pop(0)
         self._commit()
@@ -142,7 +142,7 @@ class WriteRounds(RuleBasedStateMachine):
         """In memory, and in numbers."""
         if self.number:
             assert len(self.queue) == len(self.waiting)
-            assert self.queue.writing.is_writing == (self.sent is not None)
+            assert self.queue.core.is_writing == (self.sent is not None)
             in_memory = [item_data(record) for record in self.queue.backlog.browse(ALL)]
             assert in_memory == self.waiting[: len(in_memory)]
 

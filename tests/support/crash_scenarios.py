@@ -136,7 +136,7 @@ class Run:
         self.waiting.append(data)
         self.note()
         assert not self.collection.commits.commit()
-        assert self.queue.writing.is_writing
+        assert self.queue.core.is_writing
 
     def add_behind(self) -> None:
         """Add an item, and remove the head, while a round is under way."""
@@ -153,7 +153,7 @@ class Run:
     def end_round(self, worker: HeldWorker) -> None:
         """Let `worker` write, and then what was behind be written."""
         assert worker.step()
-        assert not self.queue.writing.is_writing
+        assert not self.queue.core.is_writing
         self.write()
 
     def remove(self) -> None:

@@ -54,7 +54,7 @@ async def context(tmp_path: Path) -> AsyncIterator[ServerContext]:
     queue.line.remove()
     collection.commits.commit()
     queue.pause(Paused.READS)
-    queue.writing.failure = JournalError("queue jobs:\nno room")
+    queue.core.failure = JournalError("queue jobs:\nno room")
     loop = asyncio.get_running_loop()
     turns = TurnLoop(clock, collection.commits)
     status = ServerStatus(None, Status.UP, 0.0, clock, loop.call_later)

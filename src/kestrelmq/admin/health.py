@@ -121,8 +121,8 @@ async def health_of(context: ServerContext) -> Health:
     health.add([Problem("damaged", name, damaged[name]) for name in names], len(damaged))
     async for queues in slices(list(collection.queues.values()), _SLICE):
         for queue in queues:
-            if queue.writing.is_failing:
-                reason = f"the journal cannot be written: {queue.writing.problem}"
+            if queue.core.is_failing:
+                reason = f"the journal cannot be written: {queue.core.problem}"
                 health.add([Problem("failing", queue.name, reason)])
     return health
 

@@ -167,7 +167,7 @@ async def show_queue(call: Call) -> Answer:
         QueueDetail(
             name=queue.name,
             state=state_of(queue),
-            problem=queue.writing.problem or _FULL.get(queue.fullness or ""),
+            problem=queue.core.problem or _FULL.get(queue.fullness or ""),
             paused=str(queue.paused),
             time=now(),
             oldest=queue.backlog.oldest,

@@ -352,7 +352,7 @@ def snapshot_of(queue: Queue, put_rate: float = 0.0, get_rate: float = 0.0) -> Q
 
 def state_of(queue: Queue) -> State:
     """Return the state of a queue that is loaded."""
-    if queue.writing.is_failing:
+    if queue.core.is_failing:
         return "failing"
     if queue.fullness is not None:
         return "full"

@@ -30,16 +30,11 @@ from kestrelmq.format.records import (
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.delayed_items import DelayedItems, entry_number
 from kestrelmq.journal.producers import MAX_PRODUCERS, marked
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import Change, Changes
-from kestrelmq.queue.departures import Departures
+from kestrelmq.queue.changes import Change
+from kestrelmq.queue.core import Core
 from kestrelmq.queue.limits import EXPIRING
 from kestrelmq.queue.line import EXPIRED_AT_ONCE, Line
-from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import RefusalReason
-from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import Waiters
-from kestrelmq.queue.writing import Writing
 from kestrelmq.scheduling.worker import LARGE_ITEM
 
 JOINED_AT_ONCE: Final = 200
@@ -90,45 +85,25 @@ class Adding:
     """
 
     __slots__ = (
-        "_backlog",
-        "_changes",
-        "_departures",
+        "_core",
         "_header",
         "_header_size",
         "_header_time",
         "_join_at",
         "_line",
-        "_reads",
         "_state",
-        "_waiters",
-        "_writing",
         "discarded",
         "has_excess",
         "has_journal",
     )
 
-    def __init__(
-        self,
-        state: QueueState,
-        backlog: Backlog,
-        reads: OpenReads,
-        changes: Changes,
-        writing: Writing,
-        departures: Departures,
-        line: Line,
-        waiters: Waiters,
-    ) -> None:
+    def __init__(self, core: Core, line: Line) -> None:
         """Start with nothing to do."""
         self.has_journal = self.has_excess = False
         self.discarded = 0
-        self._state = state
-        self._backlog = backlog
-        self._reads = reads
-        self._changes = changes
-        self._writing = writing
-        self._departures = departures
+        self._core = core
+        self._state = core.state
         self._line = line
-        self._waiters = waiters
         # The last header made, with its time and size: items often have one size, and many of them
         # one add time.
         self._header = b""
@@ -153,7 +128,7 @@ class Adding:
             raise QueueUnavailable(f"queue {self._state.name} is paused for writes")
         if self._is_disk_short:
             self._state.refusals.count("disk")
-            self._writing.note_no_room(NO_ROOM)
+            self._core.note_no_room(NO_ROOM)
             raise QueueUnavailable(f"queue {self._state.name}: {NO_ROOM}")
 
     @property
@@ -169,7 +144,7 @@ class Adding:
         """
         if mark.after > last and not self._state.checks.limits.fanout_only:
             return False
-        if last < 0 and self._backlog.producers.is_full:
+        if last < 0 and self._core.backlog.producers.is_full:
             raise QueueUnavailable(
                 f"queue {self._state.name} has items of {MAX_PRODUCERS} producers"
             )
@@ -201,18 +176,18 @@ class Adding:
         if checks.limits.fanout_only:
             return True
         if mark is not None:
-            last = self._backlog.producers.last_number(mark.producer)
+            last = self._core.backlog.producers.last_number(mark.producer)
             if not is_copy and not self.follows(mark, last):
                 return False
             if mark.sequence <= last:
-                self._writing.sync_again()
+                self._core.sync_again()
                 return True
-            if last < 0 and self._backlog.producers.is_full:
+            if last < 0 and self._core.backlog.producers.is_full:
                 return False
         record = record_of(one)
         size = len(record) - ADDX_HEADER
         if checks.mask or put.is_delayed or record[13:21] != NO_EXPIRY:
-            self._writing.check_can_change()
+            self._core.check_can_change()
             refusal = self._refusal(size)
             if refusal is not None:
                 self._state.refusals.count(refusal)
@@ -225,10 +200,10 @@ class Adding:
             note, change = self._mark(record, mark)
             self._append(one, size, note, change)
         elif isinstance(one, NotedItem):
-            self._append(one, size, item_note(one, self._reads.last_xid), ())
+            self._append(one, size, item_note(one, self._core.reads.last_xid), ())
         else:
             self._append(one, size)
-        self._waiters.serve()
+        self._core.waiters.serve()
         return True
 
     def _refusal(self, size: int) -> RefusalReason | None:
@@ -246,10 +221,10 @@ class Adding:
                 if not self._line.discard_expired(EXPIRED_AT_ONCE):
                     break
         full = self.too_full(size)
-        if full is None or self._departures.is_moving or not config.discard_old_when_full:
+        if full is None or self._state.is_moving or not config.discard_old_when_full:
             return full
         full = self._make_room(size)
-        delayed = self._backlog.delayed
+        delayed = self._core.backlog.delayed
         return full if delayed is not None and len(delayed) else None
 
     def _forbids(self, size: int) -> RefusalReason | None:
@@ -283,10 +258,10 @@ class Adding:
         change: Change | None = None,
     ) -> None:
         """Append an item; a `note` before it, if there is one, makes a `change`, too."""
-        backlog = self._backlog
+        backlog = self._core.backlog
         memory_only = self._state.checks.limits.memory_only
         if backlog.behind is None and not memory_only and not backlog.has_room(size):
-            backlog.enter_read_behind(self._changes.size)
+            backlog.enter_read_behind(self._core.changes.size)
         backlog.append(one, size)
         if note:
             self._collect(note, change)
@@ -294,16 +269,16 @@ class Adding:
 
     def _mark(self, record: bytes, mark: PutMark) -> tuple[bytes, Change]:
         """Remember a producer's number; return the note of it, and the change."""
-        producers = self._backlog.producers
+        producers = self._core.backlog.producers
         added = producers.now() // 1000
-        note = marked(record, mark, added, self._reads.last_xid)
+        note = marked(record, mark, added, self._core.reads.last_xid)
         return note, (producers.restore, mark.producer, producers.set(mark, added))
 
     def _collect(self, record: bytes, change: Change | None = None) -> None:
         """Collect a journal record, and the change that it makes unless it adds an item."""
-        self._changes.collect(record)
+        self._core.changes.collect(record)
         if change is not None:
-            self._changes.undo.append(change)
+            self._core.changes.undo.append(change)
 
     # --- room ---
 
@@ -315,7 +290,7 @@ class Adding:
         Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
         If older items are dropped instead, the queue stays within its limits with the new one.
         """
-        limits, backlog = self._state.checks.limits, self._backlog
+        limits, backlog = self._state.checks.limits, self._core.backlog
         delayed = backlog.delayed
         items, held = len(backlog), backlog.size
         if delayed is not None:
@@ -341,7 +316,7 @@ class Adding:
         Returns:
             Which limit still is exceeded, although nothing more can be dropped.
         """
-        backlog = self._backlog
+        backlog = self._core.backlog
         count, bytes_before = 0, backlog.size
         while (full := self.too_full(size, added)) is not None:
             dropped = bytes_before - backlog.size
@@ -361,12 +336,12 @@ class Adding:
 
     def _drop_oldest(self) -> bool:
         """Drop the head, or if none waits the delayed item that is due first; False if none is."""
-        backlog = self._backlog
+        backlog = self._core.backlog
         if not backlog.memory_items and not self._line.read_back():
             if backlog.delayed is None or not len(backlog.delayed):
                 return False
             self.join_next(backlog.delayed)
-        self._changes.drop(backlog.take())
+        self._core.changes.drop(backlog.take())
         return True
 
     def drop_excess(self) -> None:
@@ -379,7 +354,7 @@ class Adding:
 
     def _delay(self, record: bytes, size: int, mark: PutMark | None) -> bool:
         """Add an item that is not due yet; return False if memory has no room for it."""
-        backlog = self._backlog
+        backlog = self._core.backlog
         delayed = backlog.delayed
         if delayed is None:
             delayed = backlog.delayed = DelayedItems()
@@ -390,7 +365,7 @@ class Adding:
             note, change = self._mark(record, mark)
             self._collect(note, change)
         number = delayed.last_number + 1
-        notes = delayed_notes(number, record, self._reads.last_xid)
+        notes = delayed_notes(number, record, self._core.reads.last_xid)
         key = delayed.add(number, record)
         self._collect(notes, (delayed.take_back, key, size))
         self._state.watch_deadlines()
@@ -398,7 +373,7 @@ class Adding:
 
     def joins_at(self) -> float | None:
         """When `join_due` may have something to do next (monotonic seconds), if ever."""
-        delayed = self._backlog.delayed
+        delayed = self._core.backlog.delayed
         due = None if delayed is None else delayed.next_due
         if due is None:
             return None
@@ -411,7 +386,7 @@ class Adding:
         If it cannot be written, they are still delayed, and it is tried again a second later.
         """
         delayed, at, now = (
-            self._backlog.delayed,
+            self._core.backlog.delayed,
             self._state.clock.monotonic(),
             self._state.clock.now(),
         )
@@ -427,23 +402,23 @@ class Adding:
         if not count:
             return
         try:
-            self._writing.write_now()
+            self._core.write_now()
         except BaseException as error:
             self._join_at = at + _RETRY
             if not isinstance(error, JournalError):
                 raise
             return
-        if self._writing.is_writing:
+        if self._core.is_writing:
             self._state.commits.after_writing((self._state.queue,), self._joined)
         else:
-            self._waiters.serve()
+            self._core.waiters.serve()
 
     def _joined(self, failure: JournalError | None) -> None:
         """Go on after a round wrote the items that joined; `failure` if it did not."""
         if failure is not None:
             self._join_at = self._state.clock.monotonic() + _RETRY
         else:
-            self._waiters.serve()
+            self._core.waiters.serve()
         if not self._state.is_closed:
             self._state.watch_deadlines()
 
@@ -452,7 +427,7 @@ class Adding:
         entry = delayed.take()
         record = entry[1]
         size = len(record) - ADDX_HEADER
-        note = joined_note(entry_number(entry), self._reads.last_xid)
+        note = joined_note(entry_number(entry), self._core.reads.last_xid)
         self._append(record, size, note, (delayed.restore, entry))
         if record[13:21] != NO_EXPIRY:
             self._state.checks.set(EXPIRING, on=True)

@@ -262,10 +262,10 @@ class Changes:
     def __init__(self, state: QueueState, prelude: bytes) -> None:
         self._state = state
         self.pending: list[bytes] = []
-        self.sent: list[bytes] = []
+        self.sent: Sequence[bytes] = ()
         self.is_large = False
         self.undo: list[Change] = []
-        self._sent_undo: list[Change] = []
+        self._sent_undo: Sequence[Change] = ()
         self.prelude = prelude
         self.places: PlaceTracker | None = None
         # Header of the item that was read last, and when it was read.
@@ -314,7 +314,7 @@ class Changes:
             undo.clear()
         self.pending.clear()
 
-    def send(self) -> list[bytes]:
+    def send(self) -> Sequence[bytes]:
         """Return the records that the writer is to write: `sent` from now on."""
         self.sent, self.pending = self.pending, []
         self._sent_undo, self.undo = self.undo, []
@@ -323,7 +323,7 @@ class Changes:
 
     def sent_written(self, clock: Clock) -> None:
         """Forget the changes that were `sent`: they are in the journal."""
-        undo, self._sent_undo, self.sent = self._sent_undo, [], []
+        undo, self._sent_undo, self.sent = self._sent_undo, (), ()
         self._have_written(undo, clock)
 
     def _have_written(self, undo: Sequence[Change], clock: Clock) -> None:
@@ -346,7 +346,7 @@ class Changes:
 
     def take_all(self) -> tuple[list[bytes], list[Change]]:
         """Return the records and the undo entries of all changes, and forget them."""
-        taken = self.sent + self.pending, self._sent_undo + self.undo
+        taken = [*self.sent, *self.pending], [*self._sent_undo, *self.undo]
         self.forget()
         return taken
 
@@ -354,5 +354,5 @@ class Changes:
         """Forget the changes: they are not written."""
         self.pending.clear()
         self.undo.clear()
-        self.sent, self._sent_undo = [], []
+        self.sent = self._sent_undo = ()
         self.is_large = False

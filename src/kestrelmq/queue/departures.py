@@ -34,13 +34,9 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.life import ASIDE, LEAVING
 from kestrelmq.journal.open_read import OpenRead
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import Changes
-from kestrelmq.queue.reads import MIN_ASIDE_LIMIT, OpenReads
+from kestrelmq.queue.core import Core
+from kestrelmq.queue.reads import MIN_ASIDE_LIMIT
 from kestrelmq.queue.refusals import LOG_INTERVAL
-from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import Waiters
-from kestrelmq.queue.writing import Writing
 from kestrelmq.scheduling.durability import Committable, SyncRound
 from kestrelmq.scheduling.worker import LARGE_ITEM
 
@@ -112,46 +108,16 @@ class Departure:
 
 
 class Departures:
-    """What goes from one queue to others.
+    """What goes from one queue to others."""
 
-    Attributes:
-        is_moving: whether an item is just being added to another queue. Nothing may be taken here
-            meanwhile: in the journal, that item may still be the head.
-    """
+    __slots__ = ("_core", "_leave_at", "_log_throttle", "_move_to", "_state")
 
-    __slots__ = (
-        "_backlog",
-        "_changes",
-        "_leave_at",
-        "_log_throttle",
-        "_move_to",
-        "_reads",
-        "_state",
-        "_waiters",
-        "_writing",
-        "is_moving",
-    )
-
-    def __init__(
-        self,
-        state: QueueState,
-        move_to: MoveTo | None,
-        backlog: Backlog,
-        reads: OpenReads,
-        changes: Changes,
-        writing: Writing,
-        waiters: Waiters,
-    ) -> None:
+    def __init__(self, core: Core, move_to: MoveTo | None) -> None:
         """`move_to` adds an item to another queue; None if there is no other."""
-        self.is_moving = False
-        self._state = state
+        self._core = core
+        self._state = core.state
         self._move_to = move_to
-        self._backlog = backlog
-        self._reads = reads
-        self._changes = changes
-        self._writing = writing
-        self._waiters = waiters
-        self._log_throttle = Throttle(state.clock, LOG_INTERVAL)
+        self._log_throttle = Throttle(core.state.clock, LOG_INTERVAL)
         # From when on (monotonic seconds) large items may leave, because one could not.
         self._leave_at = 0.0
 
@@ -173,20 +139,20 @@ class Departures:
         if self._is_large(read.record):
             if not self._can_bury(departure, read.record):
                 return False
-            self._begin(self._reads.take_over(read, counted=counted), departure)
+            self._begin(self._core.reads.take_over(read, counted=counted), departure)
             return True
         if not self._bury_now(read.record, departure):
             return False
         if self._is_being_written(target):
-            self._wait(self._reads.take_over(read, counted=counted), departure)
+            self._wait(self._core.reads.take_over(read, counted=counted), departure)
         else:
-            self._reads.confirm(read.xid)
+            self._core.reads.confirm(read.xid)
             self._have_buried(departure, read.record)
         return True
 
     def has_dead_head(self) -> bool:
         """Whether the head, if it is in memory, was delivered `max_deliveries` times."""
-        head, config = self._backlog.head, self._state.config
+        head, config = self._core.backlog.head, self._state.config
         return (
             head is not None
             and config.dead_letter_queue is not None
@@ -202,21 +168,21 @@ class Departures:
         target = self._state.config.dead_letter_queue
         if target is None or not self.has_dead_head():
             return False
-        item = self._backlog.take()
+        item = self._core.backlog.take()
         record = record_of(item)
         departure = Departure(target, item_deliveries(item), "the server was stopped")
         if self._is_large(record):
             if self._can_bury(departure, record):
-                self._begin(self._reads.put_aside(item), departure)
+                self._begin(self._core.reads.put_aside(item), departure)
                 return True
         elif self._bury_now(record, departure):
             if self._is_being_written(target):
-                self._wait(self._reads.put_aside(item), departure)
+                self._wait(self._core.reads.put_aside(item), departure)
             else:
-                self._changes.drop(item)
+                self._core.changes.drop(item)
                 self._have_buried(departure, record)
             return True
-        self._backlog.put_back(item)
+        self._core.backlog.put_back(item)
         return False
 
     def _bury_now(self, record: bytes, departure: Departure) -> bool:
@@ -244,7 +210,7 @@ class Departures:
 
     def expire_head(self) -> bool:
         """Move the head, which has expired, or set it aside; return False if neither works."""
-        backlog, target = self._backlog, self._state.config.expire_to_queue
+        backlog, target = self._core.backlog, self._state.config.expire_to_queue
         item = backlog.take()
         record = record_of(item)
         is_large = target is not None and self._is_large(record)
@@ -256,23 +222,23 @@ class Departures:
             raise
         if has_gone:
             if target is not None and self._is_being_written(target):
-                self._wait(self._reads.put_aside(item), Departure(target))
+                self._wait(self._core.reads.put_aside(item), Departure(target))
             else:
-                self._changes.drop(item)
+                self._core.changes.drop(item)
                 self._state.counts.expired_items += 1
             return True
-        aside, most = self._reads, backlog.max_memory_bytes // (1 if is_large else 4)
+        aside, most = self._core.reads, backlog.max_memory_bytes // (1 if is_large else 4)
         if aside.aside and aside.aside_bytes + len(record) > max(MIN_ASIDE_LIMIT, most):
             backlog.put_back(item)
             return False
-        read = self._reads.put_aside(item)
+        read = self._core.reads.put_aside(item)
         if target is not None and is_large:
             self._begin_expiring(read, target)
         return True
 
     def move_aside(self) -> None:
         """Try to move some of the items that are set aside."""
-        reads, target = self._reads, self._state.config.expire_to_queue
+        reads, target = self._core.reads, self._state.config.expire_to_queue
         moved: list[OpenRead] = []
         refused = 0
         most = min(self._state.config.max_expire_sweep or _MAX_MOVES, _MAX_MOVES)
@@ -300,11 +266,11 @@ class Departures:
 
     def _remove_moved(self, moved: Sequence[OpenRead]) -> None:
         """Remove items that were set aside and are in their new queue."""
-        reads = self._reads
+        reads = self._core.reads
         for read in moved:
-            self._reads.confirm(read.xid)
+            self._core.reads.confirm(read.xid)
         try:
-            self._writing.write_now()
+            self._core.write_now()
         except JournalError:
             return  # they are still open and set aside
         for read in moved:
@@ -357,9 +323,9 @@ class Departures:
         """Add an item, by its record there, to another queue; return why that cannot be done."""
         if self._move_to is None:
             return "there is no other queue"
-        if self._writing.failure is not None:
+        if self._core.failure is not None:
             return _UNWRITABLE
-        self.is_moving = True
+        self._state.is_moving = True
         try:
             own = noted(plain, departure.deliveries, self._letter(departure))
             if self._move_to(departure.target, own, durable=durable):
@@ -367,7 +333,7 @@ class Departures:
         except KestrelError as error:
             return str(error)
         finally:
-            self.is_moving = False
+            self._state.is_moving = False
         return _REFUSED
 
     def _letter(self, departure: Departure) -> bytes:
@@ -389,7 +355,7 @@ class Departures:
     def _large_problem(self, departure: Departure, record: bytes) -> str | None:
         """Return why a large item cannot move now."""
         assert self._move_to is not None  # noqa: S101 # see `_is_large`
-        if self._writing.failure is not None:
+        if self._core.failure is not None:
             return _UNWRITABLE
         if self._state.clock.monotonic() < self._leave_at:
             return "another one could not be written a moment ago"
@@ -421,7 +387,7 @@ class Departures:
 
     def _move_copy(self, departure: Departure, plain: bytes) -> str | None:
         try:
-            self._writing.write_now()  # before the target has it, it must be certain that it leaves
+            self._core.write_now()  # before the target has it, it must be certain that it leaves
         except JournalError as error:
             return str(error)
         return self._move(departure, plain, durable=False)
@@ -459,7 +425,7 @@ class Departures:
 
     def _have_moved(self, read: OpenRead, departure: Departure, problem: str | None) -> None:
         """Remove an item that is set aside and is in its new queue; `problem` is why it is not."""
-        reads = self._reads
+        reads = self._core.reads
         if self._state.is_closed or read.state != LEAVING:
             return  # its change was taken back
         if read.is_over:
@@ -467,13 +433,13 @@ class Departures:
         elif problem is not None:
             self._has_not_moved(read, departure, problem)
         else:
-            self._reads.confirm(read.xid)
+            self._core.reads.confirm(read.xid)
             reads.forget_aside(read)
             if departure.is_dead:
                 self._have_buried(departure, read.record)
             else:
                 self._state.counts.expired_items += 1
-            self._waiters.serve()
+            self._core.waiters.serve()
         if read.state == LEAVING:
             read.state = ASIDE
 
@@ -483,9 +449,9 @@ class Departures:
             self._log_set_aside(departure.target, problem)
             return
         self._log_stays(departure, problem)
-        self._reads.forget_aside(read)
-        self._reads.retry(read, counted=departure.counted)
-        self._waiters.serve()
+        self._core.reads.forget_aside(read)
+        self._core.reads.retry(read, counted=departure.counted)
+        self._core.waiters.serve()
 
     def _have_buried(self, departure: Departure, record: bytes) -> None:
         """Count and log that an item went to the dead-letter queue."""

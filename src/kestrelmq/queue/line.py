@@ -22,15 +22,11 @@ from kestrelmq.format.records import (
 )
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.reader import LargeRecord
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import Changes
+from kestrelmq.queue.core import Core
 from kestrelmq.queue.departures import Departures
 from kestrelmq.queue.limits import DEAD_HEAD, EXPIRING, LIMITED, READS_PAUSED, SUSPECT
-from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.returns import Returns
-from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import ReadMode, Waiters
-from kestrelmq.queue.writing import Writing
+from kestrelmq.queue.waiters import ReadMode
 
 EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
@@ -48,48 +44,30 @@ class Line:
     """
 
     __slots__ = (
-        "_backlog",
         "_behind_given_back",
-        "_changes",
+        "_core",
         "_departures",
         "_is_reading_large",
         "_is_unreadable",
-        "_reads",
         "_returns",
         "_state",
-        "_waiters",
-        "_writing",
         "is_blocked",
         "timeout",
     )
 
-    def __init__(
-        self,
-        state: QueueState,
-        backlog: Backlog,
-        reads: OpenReads,
-        changes: Changes,
-        writing: Writing,
-        departures: Departures,
-        returns: Returns,
-        waiters: Waiters,
-    ) -> None:
-        """Take items from `backlog`, to which a restart may have given some back."""
-        self._state = state
-        self._backlog = backlog
-        self._reads = reads
-        self._changes = changes
-        self._writing = writing
+    def __init__(self, core: Core, departures: Departures, returns: Returns) -> None:
+        """Take the items of a queue, to which a restart may have given some back."""
+        self._core = core
+        self._state = core.state
         self._departures = departures
         self._returns = returns
-        self._waiters = waiters
-        self._behind_given_back = len(backlog) - len(backlog.front)
+        self._behind_given_back = len(core.backlog) - len(core.backlog.front)
         # Whether a thread is reading the head, which is large; and whether it could not do so the
         # last time.
         self._is_reading_large = self._is_unreadable = False
         self.is_blocked = False
         self.timeout: float | None = None
-        waiters.take = self._take_waiting
+        core.waiters.take = self._take_waiting
 
     # --- taking ---
 
@@ -103,7 +81,7 @@ class Line:
         return None if one is None else record_of(one)
 
     def _remove(self) -> Item | None:
-        backlog = self._backlog
+        backlog = self._core.backlog
         if (
             self._state.checks.mask > LIMITED
             or backlog.memory_bytes < backlog.refill_below
@@ -117,7 +95,7 @@ class Line:
             taken = backlog.memory.popleft()
             backlog.memory_bytes -= item_size(taken)
             self._state.counts.get_hits += 1
-        changes = self._changes
+        changes = self._core.changes
         pending = changes.pending
         if not pending:
             self._state.commits.dirty.append(self._state.queue)
@@ -163,7 +141,7 @@ class Line:
         if reads and self.timeout is not None:
             deadline = self._state.clock.monotonic() + self.timeout
             for read in reads:
-                self._reads.set_deadline(read, deadline)
+                self._core.reads.set_deadline(read, deadline)
             self._state.watch_deadlines()
         return [(read.xid, read.record) for read in reads]
 
@@ -190,10 +168,10 @@ class Line:
         taken = self.take()
         if taken is None:
             return None
-        read = self._reads.open_item(taken)
+        read = self._core.reads.open_item(taken)
         timeout = self.timeout if timeout is None else timeout
         if timeout is not None:
-            self._reads.set_timeout(read, timeout)
+            self._core.reads.set_timeout(read, timeout)
         return read
 
     def peek(self) -> bytes | None:
@@ -204,31 +182,31 @@ class Line:
     def _peek(self) -> Item | None:
         if self._returns.is_returning and not self._state.checks.has(READS_PAUSED):
             xid = self._returns.oldest()
-            oldest = None if xid is None else self._reads.open[xid].item
+            oldest = None if xid is None else self._core.reads.open[xid].item
             if oldest is not None and not self._is_expired(oldest, self._state.clock.now()):
                 return oldest
-        return self._backlog.head if self.has_head() else None
+        return self._core.backlog.head if self.has_head() else None
 
     def head(self) -> Item | None:
         """Return the head without taking it, also while reads are paused; None if there is none."""
-        return self._backlog.head if self.has_head(although_paused=True) else None
+        return self._core.backlog.head if self.has_head(although_paused=True) else None
 
     def hold_head(self) -> int:
         """Open a read of the head, which `head` returned, without a time limit; return its xid.
 
         It is no transaction.
         """
-        read = self._reads.open_item(self._backlog.take())
+        read = self._core.reads.open_item(self._core.backlog.take())
         read.is_plain = True
         return read.xid
 
     def _take_waiting(self, mode: ReadMode) -> tuple[Item | None, int]:
         """Take the head, as `take_as`, for a reader that has waited and is counted already."""
-        backlog, state = self._backlog, self._state
+        backlog, state = self._core.backlog, self._state
         if (
             state.checks.has(READS_PAUSED | SUSPECT)
             or self._returns.brings_oldest
-            or self._departures.is_moving
+            or self._state.is_moving
             or not (backlog.memory_items or backlog.behind is not None)
         ):
             return None, 0
@@ -237,10 +215,10 @@ class Line:
     def take(self) -> Item | None:
         """Take the head for a reader; None if there is none."""
         if self._state.checks.mask > LIMITED:
-            self._writing.check_can_change()
+            self._core.check_can_change()
         if not self.has_head():
             return None
-        backlog = self._backlog
+        backlog = self._core.backlog
         if backlog.behind is not None and backlog.memory_bytes < backlog.refill_below:
             self.read_back(at_once=False)
         self._state.counts.get_hits += 1
@@ -253,8 +231,12 @@ class Line:
             The reads, and the bytes of data in them. If none is opened, the head must be opened by
             itself.
         """
-        backlog, reads = self._backlog, self._reads
-        if self._state.checks.mask > LIMITED or self._waiters.line or reads.dialect != "documented":
+        backlog, reads = self._core.backlog, self._core.reads
+        if (
+            self._state.checks.mask > LIMITED
+            or self._core.waiters.line
+            or reads.dialect != "documented"
+        ):
             return [], 0
         free = reads.free_xids(min(most, backlog.memory_items))
         first = first_xid(free) if type(free) is range else 0
@@ -291,13 +273,13 @@ class Line:
                 self._returns.bring_oldest()
             if self._state.checks.has(EXPIRING):
                 self.discard_expired(None)
-                if self.is_blocked or self._departures.is_moving:
+                if self.is_blocked or self._state.is_moving:
                     return False
             if self._state.checks.has(DEAD_HEAD):
-                if self._departures.is_moving:
+                if self._state.is_moving:
                     return False  # in the journal the item that is moved is still the head
                 self._bury_heads()
-        return self._backlog.memory_items > 0 or self.read_back()
+        return self._core.backlog.memory_items > 0 or self.read_back()
 
     def read_back(self, *, at_once: bool = True) -> bool:
         """Read items back into memory; return whether any are there.
@@ -307,13 +289,13 @@ class Line:
         Raises:
             QueueUnavailable: memory holds no item, and those on disk cannot be read.
         """
-        backlog = self._backlog
+        backlog = self._core.backlog
         if backlog.behind is None:
             return False
         try:
             if not backlog.read_back(at_once=at_once):
-                self._writing.write_now()  # what is left has not been written yet
-                if not backlog.read_back(at_once=at_once) and not self._writing.is_writing:
+                self._core.write_now()  # what is left has not been written yet
+                if not backlog.read_back(at_once=at_once) and not self._core.is_writing:
                     backlog.check_complete()
         except (OSError, JournalError) as error:
             if backlog.memory_items:
@@ -326,7 +308,7 @@ class Line:
     @property
     def is_settled(self) -> bool:
         """Whether a read takes only a short time; otherwise see `settle`."""
-        backlog = self._backlog
+        backlog = self._core.backlog
         if backlog.behind is not None and backlog.head is None:
             return False
         if self._must_bury and self._departures.has_dead_head():
@@ -346,7 +328,7 @@ class Line:
         Returns:
             False if there may be more to do. Raises as `remove`.
         """
-        backlog = self._backlog
+        backlog = self._core.backlog
         if backlog.head is None and backlog.behind is not None and not self._reads_head():
             return False
         if self.discard_expired(EXPIRED_AT_ONCE) == EXPIRED_AT_ONCE:
@@ -360,7 +342,7 @@ class Line:
         if self._is_unreadable:
             self._is_unreadable = False
             return True  # the reader gets the error; or it works now
-        backlog = self._backlog
+        backlog = self._core.backlog
         try:
             if backlog.read_back(at_once=False):
                 return True
@@ -368,7 +350,7 @@ class Line:
         except (OSError, JournalError):
             return True  # the reader gets the error
         if large is None:
-            return not self._writing.is_writing  # what is left may be what is being written
+            return not self._core.is_writing  # what is left may be what is being written
         self._is_reading_large = True
         self._state.commits.writer.run(
             lambda _pause: large.load(), lambda error: self._has_read(large, error)
@@ -379,7 +361,7 @@ class Line:
         self._is_reading_large = False
         self._is_unreadable = error is not None
         if error is None:
-            self._backlog.use(large)
+            self._core.backlog.use(large)
 
     # --- what has to leave ---
 
@@ -390,7 +372,7 @@ class Line:
         They are dead letters, or make room for newer ones.
         """
         return (
-            bool(self._reads.aside)
+            bool(self._core.reads.aside)
             or (self._state.checks.has(DEAD_HEAD) and self._departures.has_dead_head())
             or self.is_blocked
         )
@@ -404,17 +386,17 @@ class Line:
         An item may expire to its own queue, directly or by way of others; then it goes to the end.
         An item that `expire_to_queue` cannot take now is set aside.
         """
-        if self._departures.is_moving:
+        if self._state.is_moving:
             return 0
         now = self._state.clock.now()
-        backlog = self._backlog
+        backlog = self._core.backlog
         self.is_blocked = False
         count, before = 0, len(backlog)
         while True:
             head = backlog.head if backlog.memory_items or self.read_back() else None
             if head is None:
                 # What is open, or may be taken back, may still expire.
-                may_wait_again = self._reads.open or self._changes.undo
+                may_wait_again = self._core.reads.open or self._core.changes.undo
                 if self._state.checks.limits.max_age is None and not may_wait_again:
                     self._state.checks.set(EXPIRING, on=False)
                 break
@@ -424,7 +406,7 @@ class Line:
                 self.is_blocked = True
                 break
             count += 1
-        if count and self._state.config.sync_journal == 0 and self._reads.aside:
+        if count and self._state.config.sync_journal == 0 and self._core.reads.aside:
             self._departures.move_aside()
         return count
 
@@ -440,10 +422,10 @@ class Line:
         """When the head has to go because it expires (ms since the epoch); infinite if never."""
         if not self._state.checks.has(EXPIRING):
             return inf
-        head = self._backlog.head
+        head = self._core.backlog.head
         if head is None:
             # An item of an open read that is given back, or of a change, is a change itself.
-            return inf if self._backlog.behind is None else 0
+            return inf if self._core.backlog.behind is None else 0
         return self._state.checks.limits.expiry(item_add_time(head), item_expiry(head)) or inf
 
     def expiring(self, limit: int | None = None) -> Generator[None, None, int]:
@@ -458,14 +440,14 @@ class Line:
             QueueUnavailable: as `remove`.
         """
         expired = self._state.counts.expired_items
-        if self._reads.aside:
+        if self._core.reads.aside:
             self._departures.move_aside()
-        left = len(self._backlog) if limit is None else min(limit, len(self._backlog))
+        left = len(self._core.backlog) if limit is None else min(limit, len(self._core.backlog))
         while self._state.checks.has(EXPIRING) and not self._state.is_closed:
             # Even of none, so that it is noticed if nothing can expire any more.
             most = min(left, EXPIRED_AT_ONCE)
             count = self.discard_expired(most)
-            self._waiters.serve()  # an item may have expired to this queue
+            self._core.waiters.serve()  # an item may have expired to this queue
             left -= count
             if count < EXPIRED_AT_ONCE or not left:
                 break
@@ -484,7 +466,7 @@ class Line:
         Returns:
             False if there may be more.
         """
-        backlog, count = self._backlog, 0
+        backlog, count = self._core.backlog, 0
         while len(backlog) - backlog.total_items > self._behind_given_back:
             if count == most:
                 return False

@@ -1,10 +1,10 @@
 """One durable queue, made of parts.
 
+    core        what it holds, and how that is written; the other parts work on it
     backlog     the waiting items, in memory or on disk only, and those that are delayed
     adding      which items it accepts, and how
     reads       the open reads: which items readers hold, and until when
     changes     what is not in the journal yet, and how to take it back
-    writing     how that is written, and what follows if it cannot be
     waiters     the readers that wait for an item, first come, first served
     departures  the items that go to other queues: dead letters, and expired ones
     returns     the open reads that are given back
@@ -33,33 +33,26 @@ from kestrelmq.format.records import (
     NO_EXPIRY,
     REMOVE_RECORD,
     Item,
-    confirm_remove,
     confirm_removes,
     item,
     record_of,
-    save_xid,
-    unremove,
 )
 from kestrelmq.idempotent_producers import PutMark
-from kestrelmq.journal.life import RESTART
 from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.journal.read_table import NO_READS
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.writer import FileJournal, JournalRemoval, NoJournal
 from kestrelmq.queue.adding import Adding, Put
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import Changes
+from kestrelmq.queue.core import Core
 from kestrelmq.queue.departures import Departures, MoveTo
 from kestrelmq.queue.limits import CLOSED, DEAD_HEAD, EXPIRING, SUSPECT, QueueLimits
 from kestrelmq.queue.line import Line
 from kestrelmq.queue.paused import Paused
-from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.refusals import RefusalReason
 from kestrelmq.queue.reserving import ReservedItems
 from kestrelmq.queue.returns import Returns
 from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import Waiters, nothing_to_take
-from kestrelmq.queue.writing import Writing
+from kestrelmq.queue.waiters import nothing_to_take
 from kestrelmq.scheduling.durability import Committable, GroupCommit
 from kestrelmq.scheduling.worker import LARGE_ITEM, Job, run_to_end
 from kestrelmq.upkeep.upkeep import Upkeep
@@ -97,8 +90,7 @@ class Queue(Committable):
         checks: what its operations must check, with the limits in force.
         journal: where the items are written.
         state: what its parts share.
-        backlog, reads, changes, writing, waiters, departures, returns, line, reserved, adding:
-            its parts.
+        core, backlog, reads, changes, waiters, departures, returns, line, adding: its parts.
         children: fanout queues that receive every item added here.
         targets: the queues whose journals an add must be written to: the children, and this queue.
         create_time: when it was created (ms), as far as its files can tell.
@@ -132,77 +124,22 @@ class Queue(Committable):
         self.state = QueueState(name, config, clock, commits, self)
         self.checks = self.state.checks
         self.refusals, self.counts = self.state.refusals, self.state.counts
-        state = state or Replay()
-        reserved = state.reserved
-        given_back = sorted(
-            [xid for xid, read in state.open.items() if read.reservation is None], reverse=True
-        )
-        for xid in given_back:
-            state.end_read(RESTART, xid)
-        # In the journal these reads are still open. The first write adds that they are given back,
-        # or what became of them.
-        prelude = [save_xid(state.last_xid)] if state.is_note_cut else []
-        prelude += [*map(unremove, given_back), *map(confirm_remove, sorted(reserved.unconfirmed))]
-        self.changes = Changes(self.state, b"".join(prelude))
-        self.backlog = Backlog(name, journal, state, len(given_back))
-        self.reads = OpenReads(self.state, self.backlog, self.changes, state.last_xid, reserved)
-        self.waiters = Waiters(self.state)
-        self.writing = Writing(self.state, journal, self.changes, self.backlog, self.reads)
-        self.departures = Departures(
-            self.state, move_to, self.backlog, self.reads, self.changes, self.writing, self.waiters
-        )
-        self.returns = Returns(self.state, self.reads, self.departures, self.writing, self.waiters)
-        self.line = Line(
-            self.state,
-            self.backlog,
-            self.reads,
-            self.changes,
-            self.writing,
-            self.departures,
-            self.returns,
-            self.waiters,
-        )
-        self.reserved = ReservedItems(
-            self.state,
-            self.reads,
-            self.changes,
-            self.writing,
-            self.line,
-            self.returns,
-            self.waiters,
-        )
-        self._upkeep = (
-            Upkeep(
-                journal,
-                self.backlog,
-                self.reads,
-                self.changes,
-                commits.worker,
-                clock,
-                config,
-                self.writing.write_now,
-            )
-            if isinstance(journal, FileJournal)
-            else None
-        )
-        self.adding = Adding(
-            self.state,
-            self.backlog,
-            self.reads,
-            self.changes,
-            self.writing,
-            self.departures,
-            self.line,
-            self.waiters,
-        )
+        self.core = core = Core(self.state, journal, state or Replay())
+        self.backlog, self.reads = core.backlog, core.reads
+        self.changes, self.waiters = core.changes, core.waiters
+        self.departures = Departures(core, move_to)
+        self.returns = Returns(core, self.departures)
+        self.line = Line(core, self.departures, self.returns)
+        self.adding = Adding(core, self.line)
+        self._upkeep = Upkeep(core, journal) if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...]
         self.targets: tuple[Queue, ...]
         self.connect(())
         self.histograms: object = None
         self.browsed_as = 0
         self.create_time = clock.now() if created is None else created
-        self.counts.redelivered = len(given_back)
-        self.checks.set(DEAD_HEAD, on=bool(given_back) and config.max_deliveries is not None)
+        self.counts.redelivered = given_back = len(self.backlog.front)
+        self.checks.set(DEAD_HEAD, on=given_back > 0 and config.max_deliveries is not None)
         self.paused = Paused.NOTHING
         self.checks.set(
             EXPIRING,
@@ -213,7 +150,7 @@ class Queue(Committable):
         )
         self.configure(config)
         self.backlog.producers.start_clock(clock)
-        if reserved.count:
+        if self.reads.reserved.count:
             self.reads.reservations.begin_leases(clock.monotonic())
 
     def open_journal(self) -> None:
@@ -247,13 +184,13 @@ class Queue(Committable):
         self._set_limits()
         self.line.timeout = config.open_transaction_timeout
         self.backlog.producers.ttl = round(config.producer_ttl * 1000)
-        self.writing.configure(config)
+        self.core.configure(config)
         holds_too_much = self.backlog.limit_memory(config.max_memory_size)
         if self._upkeep is not None:
-            self._upkeep.configure(config)
+            self._upkeep.configure()
         if holds_too_much and self._upkeep is not None:
             with contextlib.suppress(JournalError):  # if it fails, memory is trimmed later
-                self.writing.write_now()
+                self.core.write_now()
             self._upkeep.trim_memory()
 
     def _set_limits(self) -> None:
@@ -275,11 +212,16 @@ class Queue(Committable):
 
     def connect(self, children: tuple["Queue", ...]) -> None:
         """Make `children` receive every item that is added here from now on."""
-        self.children = self.writing.children = children
+        self.children = self.core.children = children
         self.targets = (*children, self)
         self.adding.has_journal = any(isinstance(one.journal, FileJournal) for one in self.targets)
 
     # --- contents ---
+
+    @property
+    def reserved(self) -> ReservedItems:
+        """The reads that are reserved for an owner or a tag."""
+        return ReservedItems(self.core, self.line, self.returns)
 
     def __len__(self) -> int:
         """Number of waiting items, without the open ones."""
@@ -395,7 +337,7 @@ class Queue(Committable):
     def has_room(self, size: int) -> bool:
         """Whether an item of `size` bytes would be accepted now."""
         self.state.check_usable()
-        return not self.writing.is_suspect and self.adding.has_room(size)
+        return not self.core.is_suspect and self.adding.has_room(size)
 
     def confirm_held(self, xids: Sequence[int]) -> None:
         """Confirm open reads that no reader has, and write that.
@@ -405,8 +347,8 @@ class Queue(Committable):
         """
         if not xids:
             return
-        self.writing.write_now()
-        self.writing.write_at_once(confirm_removes(xids))
+        self.core.write_now()
+        self.core.write_at_once(confirm_removes(xids))
         self.reads.end_all(xids)
         if self.changes.places is not None:
             self.changes.places.forget(xids)
@@ -430,7 +372,7 @@ class Queue(Committable):
             When to call this again (monotonic seconds); None if not before the next change. It may
             be at once, because it takes only a short time.
         """
-        if self.writing.is_writing:
+        if self.core.is_writing:
             return self.state.clock.monotonic() + _BUSY_RETRY
         if self.reads.has_deadlines:
             self.returns.give_back_overdue()
@@ -442,7 +384,7 @@ class Queue(Committable):
     def commit(self) -> JournalError | None:
         """Write the collected records; on failure, take the changes back and return the error."""
         if self.changes.pending:
-            failure = self.writing.write()
+            failure = self.core.write()
             if failure is not None:
                 return failure
         upkeep = self._upkeep
@@ -465,18 +407,18 @@ class Queue(Committable):
 
     def begin_write(self) -> Job:
         """Return what writes the collected records; nothing else is written before `end_write`."""
-        return self.writing.begin_write()
+        return self.core.begin_write()
 
     def end_write(self, error: OSError | None) -> JournalError | None:
         """Finish a `commit` whose records were written; `error` is what the job raised."""
-        failure = self.writing.end_write(error)
+        failure = self.core.end_write(error)
         if failure is None:
             self.waiters.serve()  # the head may have been on disk only, and not written yet
         return failure
 
     def failed(self, error: OSError) -> JournalError:
         """Return the error to report for a failed `sync`."""
-        return self.writing.sync_failed(error)
+        return self.core.sync_failed(error)
 
     # --- periodic work ---
 
@@ -495,7 +437,7 @@ class Queue(Committable):
         if (
             (self.line.has_items_to_drop or self.adding.has_excess)
             or self.upkeep_waits
-            or self.writing.failure is not None
+            or self.core.failure is not None
             or self.checks.has(SUSPECT)
             or self.changes.prelude
             or not self.changes.are_written
@@ -561,7 +503,7 @@ class Queue(Committable):
     def tick(self) -> None:
         """Do upkeep that is due by time; does nothing while changes are not committed."""
         changes = self.changes
-        if self.writing.check_cured():
+        if self.core.check_cured():
             self.waiters.serve()
         self.backlog.producers.forget_old(self.backlog.producers.now())
         if changes.are_written:  # what is taken back must be as it was
@@ -569,7 +511,7 @@ class Queue(Committable):
                 self.state.commits.worker.free(useless)
         if self._upkeep is None or not changes.are_written:
             return
-        self.writing.check_failure()
+        self.core.check_failure()
         if self.state.commits.is_disk_short:
             self._upkeep.gives_back = True
         self._upkeep.tick()
@@ -578,7 +520,7 @@ class Queue(Committable):
 
     def flush(self) -> int:
         """Run `flushing` to its end; return how many items were dropped."""
-        self.writing.write_now()
+        self.core.write_now()
         self.state.commits.finish_writing()
         return run_to_end(self.flushing())
 
@@ -596,12 +538,12 @@ class Queue(Committable):
             JournalError: the journal could not be written; not all was dropped.
             QueueUnavailable: the queue was closed.
         """
-        while self.reads.flushed is not NO_READS or self.writing.is_writing:
+        while self.reads.flushed is not NO_READS or self.core.is_writing:
             yield
         self.state.check_usable()
         self.reads.flushed = self.reads.retrying.copy()
         try:
-            self.writing.write_now()
+            self.core.write_now()
             yield from self._writing()
             count = self._drop_waiting()
             count += yield from self._dropping_retries()
@@ -609,7 +551,7 @@ class Queue(Committable):
         finally:
             self.state.commits.worker.free(self.reads.flushed.take_pages())
             self.reads.flushed = NO_READS
-        self.writing.sync_again()
+        self.core.sync_again()
         if self._upkeep is not None:
             # Let the commit give the journal's files back if the queue holds nothing then.
             self._upkeep.gives_back = True
@@ -620,7 +562,7 @@ class Queue(Committable):
 
     def _writing(self) -> Generator[None, None, None]:
         """Yield while the queue `is_writing`."""
-        while self.writing.is_writing:
+        while self.core.is_writing:
             yield
 
     def _dropping_retries(self) -> Generator[None, None, int]:
@@ -644,7 +586,7 @@ class Queue(Committable):
         if later:
             records += flushed_note(self.reads.last_xid)
         if records:
-            self.writing.write_at_once(records)
+            self.core.write_at_once(records)
         if later and self.backlog.delayed is not None:
             self.state.commits.worker.free(self.backlog.delayed.drop_all())
         if count:
@@ -670,7 +612,7 @@ class Queue(Committable):
         """Continue as before `begin_removal`; return the error to report."""
         if self._upkeep is not None:
             self._upkeep.removal_failed()
-        return self.writing.fail(error if isinstance(error, OSError) else OSError(str(error)))
+        return self.core.fail(error if isinstance(error, OSError) else OSError(str(error)))
 
     def drop(self) -> None:
         """Close the queue because it is deleted: forget its items, reads and changes.
@@ -704,6 +646,6 @@ class Queue(Committable):
             self._upkeep = None
         self.journal.close()
         # These refer to the queue itself: without them, it is freed without the cycle collector.
-        self.children = self.targets = self.writing.children = ()
+        self.children = self.targets = self.core.children = ()
         self.state.queue = _NO_QUEUE
         self.waiters.take = nothing_to_take

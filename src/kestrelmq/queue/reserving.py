@@ -10,13 +10,9 @@ from kestrelmq.journal.life import RESERVE
 from kestrelmq.journal.memory_budget import OVERHEAD
 from kestrelmq.journal.open_read import OpenRead, Reservation, ReserveTerms
 from kestrelmq.journal.reserved_reads import done_note, reserved_note, retired_note
-from kestrelmq.queue.changes import Changes
+from kestrelmq.queue.core import Core
 from kestrelmq.queue.line import Line
-from kestrelmq.queue.reads import OpenReads
 from kestrelmq.queue.returns import Returns
-from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import Waiters
-from kestrelmq.queue.writing import Writing
 from kestrelmq.tags import parse_tag
 
 RESERVED_MEMORY: Final = 4 << 20
@@ -34,37 +30,19 @@ _GIVEN_BACK_AT_ONCE: Final = 500
 
 
 class ReservedItems:
-    """The items of one queue that are reserved; `Reservations` has their leases and owners."""
+    """The items of one queue that are reserved; `Reservations` has their leases and owners.
 
-    __slots__ = (
-        "_changes",
-        "_line",
-        "_reads",
-        "_reserved",
-        "_returns",
-        "_state",
-        "_waiters",
-        "_writing",
-    )
+    It has no state of its own, so it is made whenever it is needed.
+    """
 
-    def __init__(
-        self,
-        state: QueueState,
-        reads: OpenReads,
-        changes: Changes,
-        writing: Writing,
-        line: Line,
-        returns: Returns,
-        waiters: Waiters,
-    ) -> None:
-        self._state = state
-        self._reads = reads
-        self._reserved = reads.reserved
-        self._changes = changes
-        self._writing = writing
+    __slots__ = ("_core", "_line", "_reserved", "_returns", "_state")
+
+    def __init__(self, core: Core, line: Line, returns: Returns) -> None:
+        self._core = core
+        self._state = core.state
+        self._reserved = core.reads.reserved
         self._line = line
         self._returns = returns
-        self._waiters = waiters
 
     def reserve(
         self,
@@ -104,7 +82,7 @@ class ReservedItems:
             )
         reads: list[OpenRead] = []
         size = 0
-        while len(reads) < most and size < most_bytes and not (reads and self._waiters.line):
+        while len(reads) < most and size < most_bytes and not (reads and self._core.waiters.line):
             some, some_size = self._line.open_from_memory(most - len(reads), most_bytes - size)
             if some:
                 reads += some
@@ -120,7 +98,7 @@ class ReservedItems:
                 break
             if taken is None:
                 break
-            reads.append(self._reads.open_item(taken))
+            reads.append(self._core.reads.open_item(taken))
             size += item_size(taken)
         # If a write failed meanwhile, some were taken back, and the commit takes back the others.
         reads = [read for read in reads if not read.is_over]
@@ -128,9 +106,11 @@ class ReservedItems:
             return None
         memory = size + (ADDX_HEADER + OVERHEAD) * len(reads)
         reservation = Reservation(nonce, terms, _xids_of(reads), memory, len(reads))
-        self._reads.reservations.add(reservation, reads, self._state.clock.monotonic())
-        self._changes.collect(reserved_note(nonce, terms, reservation.xids, self._reads.last_xid))
-        self._reads.note(RESERVE, reservation.xids, reads)
+        self._core.reads.reservations.add(reservation, reads, self._state.clock.monotonic())
+        self._core.changes.collect(
+            reserved_note(nonce, terms, reservation.xids, self._core.reads.last_xid)
+        )
+        self._core.reads.note(RESERVE, reservation.xids, reads)
         self._state.watch_deadlines()
         return reservation
 
@@ -144,17 +124,17 @@ class ReservedItems:
         if reservation is None:
             return None
         before = reservation.terms
-        self._reads.reservations.renew(reservation, terms, self._state.clock.monotonic())
+        self._core.reads.reservations.renew(reservation, terms, self._state.clock.monotonic())
         self._state.watch_deadlines()
         if terms != before:
             xids = self._reserved.live(reservation)
-            self._changes.collect(
-                reserved_note(reservation.nonce, terms, xids, self._reads.last_xid)
+            self._core.changes.collect(
+                reserved_note(reservation.nonce, terms, xids, self._core.reads.last_xid)
             )
-            set_terms = self._reads.reservations.set_terms
-            self._changes.undo.append((set_terms, reservation, before))
+            set_terms = self._core.reads.reservations.set_terms
+            self._core.changes.undo.append((set_terms, reservation, before))
         else:
-            self._writing.sync_again()
+            self._core.sync_again()
         return reservation
 
     def check_tag(self, tag: str, *, is_new: bool = False) -> None:
@@ -175,7 +155,7 @@ class ReservedItems:
     def reads_of(self, reservation: Reservation) -> tuple[Sequence[int], list[Item]]:
         """Return the xids and the items of a reservation's reads that have not ended."""
         xids = self._reserved.live(reservation)
-        return xids, [read.item for read in self._reads.open.get_all(xids)]
+        return xids, [read.item for read in self._core.reads.open.get_all(xids)]
 
     def find(self, reads: Sequence[tuple[int, Sequence[int]]]) -> Sequence[int]:
         """Return the xids of those reads, given by nonce, that are reserved; each once."""
@@ -189,7 +169,7 @@ class ReservedItems:
 
     def of_owner(self, owner: str, most: int | None = None) -> list[int]:
         """Return the xids of the reads of an owner, at most `most`."""
-        found = self._reads.reservations.owners.get(owner)
+        found = self._core.reads.reservations.owners.get(owner)
         if found is None:
             return []
         # Not a generator expression: compiled, it would first collect all of them.
@@ -202,7 +182,7 @@ class ReservedItems:
 
     def youngest_of_owner(self, owner: str, most: int) -> list[int]:
         """Return the xids of an owner's youngest reads, at most `most`, the oldest first."""
-        found = self._reads.reservations.owners.get(owner)
+        found = self._core.reads.reservations.owners.get(owner)
         if found is None:
             return []
         xids: list[int] = []
@@ -216,7 +196,7 @@ class ReservedItems:
         """Whether the reads of `tag` were finished; the answer waits until that is on disk."""
         if tag not in self._reserved.done:
             return False
-        self._writing.sync_again()
+        self._core.sync_again()
         return True
 
     def finish(self, tag: str) -> int:
@@ -230,9 +210,9 @@ class ReservedItems:
         if not xids:
             return reserved.done[tag] if self.is_done(tag) else 0
         reserved.set_done(tag, len(xids))
-        self._changes.collect(done_note(tag, len(xids), self._reads.last_xid))
-        self._changes.undo.append((reserved.forget_done, tag))
-        self._reads.confirm_all(xids)
+        self._core.changes.collect(done_note(tag, len(xids), self._core.reads.last_xid))
+        self._core.changes.undo.append((reserved.forget_done, tag))
+        self._core.reads.confirm_all(xids)
         return len(xids)
 
     def retire(self, name: str, epoch: int) -> int:
@@ -256,7 +236,7 @@ class ReservedItems:
             and epoch <= before
             and now < reserved.retired_at[name] + _NOTED_AGAIN
         ):
-            self._writing.sync_again()
+            self._core.sync_again()
             return 0
         if before is None and len(reserved.retired) >= MAX_TAG_NAMES:
             raise TagRefused(
@@ -264,13 +244,13 @@ class ReservedItems:
             )
         opened = reserved.open_up_to(name, epoch)
         forgotten = reserved.retire(name, epoch, now)
-        self._changes.collect(retired_note(name, epoch, self._reads.last_xid, now))
-        self._changes.undo.append((reserved.unretire, name, before, forgotten))
+        self._core.changes.collect(retired_note(name, epoch, self._core.reads.last_xid, now))
+        self._core.changes.undo.append((reserved.unretire, name, before, forgotten))
         if sum(reservation.left for reservation in opened) <= _GIVEN_BACK_AT_ONCE:
             xids = sorted(chain.from_iterable(map(reserved.live, opened)))
             self._returns.give_back(xids)
         else:  # in pieces
-            self._reads.reservations.end_leases(opened, self._state.clock.monotonic())
+            self._core.reads.reservations.end_leases(opened, self._state.clock.monotonic())
             self._state.watch_deadlines()
         return len(opened) + len(forgotten)
 

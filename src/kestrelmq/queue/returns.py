@@ -6,12 +6,9 @@ from typing import Final, Protocol
 from kestrelmq.errors import JournalError
 from kestrelmq.journal.life import RETRYING
 from kestrelmq.journal.open_read import OpenRead
+from kestrelmq.queue.core import Core
 from kestrelmq.queue.departures import Departures
 from kestrelmq.queue.limits import RETURNING
-from kestrelmq.queue.reads import OpenReads
-from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import Waiters
-from kestrelmq.queue.writing import Writing
 from kestrelmq.tags import parse_tag
 
 _RETRY: Final = 1.0
@@ -39,29 +36,12 @@ class Returns:
         brings_oldest: whether the oldest of what is given back in pieces is just given back.
     """
 
-    __slots__ = (
-        "_departures",
-        "_reads",
-        "_returning",
-        "_state",
-        "_waiters",
-        "_writing",
-        "brings_oldest",
-    )
+    __slots__ = ("_core", "_departures", "_returning", "_state", "brings_oldest")
 
-    def __init__(
-        self,
-        state: QueueState,
-        reads: OpenReads,
-        departures: Departures,
-        writing: Writing,
-        waiters: Waiters,
-    ) -> None:
-        self._state = state
-        self._reads = reads
+    def __init__(self, core: Core, departures: Departures) -> None:
+        self._core = core
+        self._state = core.state
         self._departures = departures
-        self._writing = writing
-        self._waiters = waiters
         # What is being given back in pieces, what began first before the rest.
         self._returning: tuple[ReadsReturn, ...] = ()
         self.brings_oldest = False
@@ -91,7 +71,7 @@ class Returns:
                 only for deliveries.
             is_dead: whether they go to `dead_letter_queue` however often they were delivered.
         """
-        reads = self._reads
+        reads = self._core.reads
         held = [read for read in map(reads.held_read, xids) if read is not None]
         self._state.counts.canceled_transactions += reads.transactions_among(held)
         alive = [
@@ -104,14 +84,14 @@ class Returns:
         ]
         for read in reversed(alive):
             if not read.is_over:  # unless a write has failed meanwhile
-                self._reads.retry(read, delay, counted=self._counts(read, counted=counted))
-        if held and self._waiters.line:
-            self._waiters.serve()
+                self._core.reads.retry(read, delay, counted=self._counts(read, counted=counted))
+        if held and self._core.waiters.line:
+            self._core.waiters.serve()
         return len(held)
 
     def _counts(self, read: OpenRead, *, counted: bool) -> bool:
         """Whether a read that is given back counts as a delivery: not if its tag was retired."""
-        reserved = self._reads.reserved
+        reserved = self._core.reads.reserved
         if not counted or read.reservation is None or not reserved.retired:
             return counted
         tag = read.reservation.terms.tag
@@ -154,7 +134,7 @@ class Returns:
     @property
     def is_returning(self) -> bool:
         """Whether there are open reads that are being given back in pieces."""
-        return len(self._returning) > 0 or len(self._reads.overdue) > 0
+        return len(self._returning) > 0 or len(self._core.reads.overdue) > 0
 
     def _note_returning(self) -> None:
         self._state.checks.set(RETURNING, on=self.is_returning)
@@ -162,7 +142,7 @@ class Returns:
     def bring_oldest(self) -> None:
         """Make the oldest of the reads that are being given back the head, for a reader."""
         xid = self.oldest()
-        if xid is None or self.brings_oldest or self._departures.is_moving:
+        if xid is None or self.brings_oldest or self._state.is_moving:
             return
         self.brings_oldest = True
         try:
@@ -177,9 +157,9 @@ class Returns:
         """Return the xid of the oldest read that is being given back; None if there may be none."""
         if self._returning:
             return self._returning[-1].oldest()
-        if not len(self._reads.overdue):
+        if not len(self._core.reads.overdue):
             return None
-        read = self._reads.oldest_overdue(self._state.clock.monotonic())
+        read = self._core.reads.oldest_overdue(self._state.clock.monotonic())
         return None if read is None else read.xid
 
     def close(self) -> None:
@@ -195,7 +175,7 @@ class Returns:
         fails, they stay open, the commit reports it, and it is tried again a second later.
         """
         now = self._state.clock.monotonic()
-        reads = self._reads
+        reads = self._core.reads
         overdue = reads.take_overdue(now) if reads.collect_overdue(now) else []
         if not overdue:
             self._note_returning()
@@ -205,27 +185,27 @@ class Returns:
         held = [read for read in overdue if read.state != RETRYING]
         for read in reversed(overdue):
             if read.state == RETRYING:
-                if read.xid in self._reads.flushed:
-                    self._reads.confirm(read.xid)
+                if read.xid in self._core.reads.flushed:
+                    self._core.reads.confirm(read.xid)
                 else:
-                    self._reads.put_back(read, counted=read.is_counted)
+                    self._core.reads.put_back(read, counted=read.is_counted)
         count = self.give_back([read.xid for read in held], why=_TIME_IS_UP)
         try:
-            self._writing.write_now()
+            self._core.write_now()
         except BaseException as error:
             self._give_back_later(overdue, now + _RETRY)
             if not isinstance(error, JournalError):
                 raise
             return 0
         self._note_returning()
-        if len(held) < len(overdue) and self._waiters.line:
-            self._waiters.serve()
+        if len(held) < len(overdue) and self._core.waiters.line:
+            self._core.waiters.serve()
         return count
 
     def _give_back_later(self, reads: Sequence[OpenRead], at: float) -> None:
         """Give reads back at a later time (monotonic seconds), unless they are over."""
         for read in reads:
             if read.reservation is not None:
-                self._reads.reservations.retry_at = at
+                self._core.reads.reservations.retry_at = at
             elif not read.is_over:
-                self._reads.set_deadline(read, at)
+                self._core.reads.set_deadline(read, at)

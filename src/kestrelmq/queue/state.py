@@ -40,6 +40,8 @@ class QueueState:
         refusals: how many requests were refused, by reason.
         counts: what else was counted.
         checks: what operations must check, with the limits in force.
+        is_moving: whether an item is just being added to another queue. Nothing may be taken here
+            meanwhile: in the journal, that item may still be the head.
     """
 
     __slots__ = (
@@ -48,6 +50,7 @@ class QueueState:
         "commits",
         "config",
         "counts",
+        "is_moving",
         "name",
         "queue",
         "refusals",
@@ -69,6 +72,7 @@ class QueueState:
         self.refusals = Refusals(name, clock)
         self.counts = Counts()
         self.checks = Checks()
+        self.is_moving = False
 
     @property
     def is_closed(self) -> bool:

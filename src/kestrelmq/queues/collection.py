@@ -496,8 +496,8 @@ class QueueCollection:
         for queue in queues:
             accepted &= queue.accept(Put(one))
             for touched in queue.targets:
-                touched.writing.write_now()
-            must_sync = durable and not any(target.writing.is_writing for target in queue.targets)
+                touched.core.write_now()
+            must_sync = durable and not any(target.core.is_writing for target in queue.targets)
             failure = sync_now(*queue.targets) if must_sync else None
             if failure is not None:
                 raise failure
@@ -514,7 +514,7 @@ class QueueCollection:
         queues = [self.obtain(leaf) for leaf in self.leaves(name)]
         for queue in queues:
             for target in queue.targets:
-                target.writing.check_can_change()
+                target.core.check_can_change()
         has_room = len(queues) == 1 or all(queue.has_room(size) for queue in queues)
         return queues if has_room else []
 
@@ -928,7 +928,7 @@ class Mover:
 
     def being_written(self, name: str) -> list[Queue]:
         """Return the queues that have what was added to `name`, if a round has to write it."""
-        return [one for one in self._collection.destinations(name) if one.writing.is_writing]
+        return [one for one in self._collection.destinations(name) if one.core.is_writing]
 
     def sync(self, name: str) -> JournalError | None:
         """Force to disk what was added."""

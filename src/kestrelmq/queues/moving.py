@@ -155,7 +155,7 @@ class Target:
         """Write what was added, or begin to; return who has it. Raises JournalError."""
         queues = self.queues
         for queue in queues:
-            queue.writing.write_now()
+            queue.core.write_now()
         return queues
 
     def syncing(self) -> Generator[Job, None, None]:
@@ -252,8 +252,8 @@ class Move:
                     yield from target.syncing()
             for xid in held:
                 self._source.reads.confirm(xid)
-            self._source.writing.write_now()
-            if self._source.writing.is_writing:
+            self._source.core.write_now()
+            if self._source.core.is_writing:
                 yield (self._source,)
             self.moved += len(held)
         except BaseException:
@@ -311,7 +311,7 @@ class Move:
             return
         source.returns.give_back(self._staying, counted=False)
         with contextlib.suppress(JournalError):
-            source.writing.write_now()
+            source.core.write_now()
 
 
 class Redrive(Move):

@@ -42,12 +42,11 @@ crash leaves.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from kestrelmq.clock import Clock, Pause
-from kestrelmq.config import QueueConfig
+from kestrelmq.clock import Pause
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import JournalError
 from kestrelmq.format.records import ADD_XID_HEADER, ADDX_HEADER, Item
@@ -60,10 +59,9 @@ from kestrelmq.journal.replacement import (
     Replacement,
 )
 from kestrelmq.journal.writer import FileJournal, JournalRemoval
-from kestrelmq.queue.backlog import Backlog
-from kestrelmq.queue.changes import Changes, Checkpoint, LivePlaces, PlaceTracker
-from kestrelmq.queue.reads import OpenReads
-from kestrelmq.scheduling.worker import InlineWorker, Job, Worker
+from kestrelmq.queue.changes import Checkpoint, LivePlaces, PlaceTracker
+from kestrelmq.queue.core import Core
+from kestrelmq.scheduling.worker import InlineWorker, Job
 from kestrelmq.upkeep.policy import BLOCK, ROTATES, Action, JournalState, decide
 from kestrelmq.upkeep.states import (
     Clearing,
@@ -126,56 +124,23 @@ class Upkeep:
     """
 
     __slots__ = (
-        "_backlog",
-        "_changes",
-        "_clock",
-        "_config",
+        "_core",
         "_journal",
         "_name",
-        "_reads",
         "_replaced",
         "_rewrote_at",
         "_trim_at",
-        "_worker",
-        "_write_now",
         "attend_at",
         "attend_empty_at",
         "gives_back",
         "state",
     )
 
-    def __init__(
-        self,
-        journal: FileJournal,
-        backlog: Backlog,
-        reads: OpenReads,
-        changes: Changes,
-        worker: Worker,
-        clock: Clock,
-        config: QueueConfig,
-        write_now: Callable[[], None],
-    ) -> None:
-        """Start idle.
-
-        Args:
-            journal: the queue's journal.
-            backlog: the waiting items.
-            reads: the open reads.
-            changes: the changes that are not in the journal yet.
-            worker: where long work runs.
-            clock: tells the time.
-            config: the settings in force.
-            write_now: writes the queue's collected records; raises JournalError.
-        """
+    def __init__(self, core: Core, journal: FileJournal) -> None:
+        """Start idle; `journal` is the one of the `core`."""
         self._name = journal.queue
+        self._core = core
         self._journal = journal
-        self._backlog = backlog
-        self._reads = reads
-        self._changes = changes
-        self._worker = worker
-        self._clock = clock
-        self._config = config
-        self._write_now = write_now
         # When to trim memory (monotonic seconds); None if it need not be trimmed.
         self._trim_at: float | None = None
         self._rewrote_at: float | None = None
@@ -184,27 +149,26 @@ class Upkeep:
         self._replaced: tuple[Replaced, ...] = ()
         if journal.kept:
             replacement = Replacement(journal.directory, journal.queue, journal.kept)
-            at = clock.monotonic() - journal.kept_for
+            at = self._core.state.clock.monotonic() - journal.kept_for
             self._replaced = (Replaced(replacement, at, cures=False),)
         self.state: State = Idle()
         self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
 
-    def configure(self, config: QueueConfig) -> None:
-        """Put other settings in force."""
-        self._config = config
+    def configure(self) -> None:
+        """Go by the settings that are in force now."""
         if isinstance(self.state, Idle):
             self._set_thresholds(0)
 
     def _set_thresholds(self, size: int) -> None:
         """Let `attend` be called when the journal is a little larger than `size`."""
-        config = self._config
+        config = self._core.state.config
         least = min(config.default_journal_size, config.max_journal_size, config.max_memory_size)
         step = least // _STEPS
         self.attend_at = max(least, size + step)
         self.attend_empty_at = min(config.default_journal_size, config.max_memory_size)
-        if not len(self._backlog):
+        if not len(self._core.backlog):
             # The empty queue was just attended to. A queue with items must be attended to again
             # as soon as it is empty.
             self.attend_empty_at = max(self.attend_empty_at, size + step)
@@ -218,11 +182,13 @@ class Upkeep:
                 self._set_thresholds(0)
             case Syncing():
                 sync = self._journal.sync_current
-                self._worker.run(lambda _pause: sync(), lambda error: self._synced(state, error))
+                self._core.state.commits.worker.run(
+                    lambda _pause: sync(), lambda error: self._synced(state, error)
+                )
             case Placing(work):
                 # If the journal is short, trim memory at once, when the settings are put in force.
                 is_short = self._trim_at is not None and self._journal.size <= INLINE_TRIM_LIMIT
-                worker = InlineWorker() if is_short else self._worker
+                worker = InlineWorker() if is_short else self._core.state.commits.worker
                 worker.run(work.replacement.place, lambda error: self._placed(state, error))
             case Clearing(replaced):
                 newest = self._replaced[-1]
@@ -230,7 +196,7 @@ class Upkeep:
                     one.replacement.clear if one is newest else one.replacement.remove_old
                     for one in replaced
                 ]
-                self._worker.run(
+                self._core.state.commits.worker.run(
                     lambda pause: _run_all(jobs, pause), lambda error: self._cleared(state, error)
                 )
 
@@ -242,7 +208,7 @@ class Upkeep:
         )
         # A disk may soon have room again; unreadable files are likely to stay unreadable.
         delay = RETRY if isinstance(error, OSError) else RETRY_UNREADABLE
-        self._enter(Waiting(self._clock.monotonic() + delay, then))
+        self._enter(Waiting(self._core.state.clock.monotonic() + delay, then))
 
     # --- idle: deciding what to do ---
 
@@ -269,7 +235,7 @@ class Upkeep:
             journal.suspect
             or self._is_removal_due
             or self._is_trim_due
-            or (self.gives_back and not len(self._backlog) and journal.size >= BLOCK)
+            or (self.gives_back and not len(self._core.backlog) and journal.size >= BLOCK)
             or journal.size > min(self.attend_at, self.attend_empty_at)
         )
 
@@ -277,7 +243,7 @@ class Upkeep:
         """Start what is due by time: a failed step, removing old files, or a delayed rewrite."""
         state = self.state
         if isinstance(state, Waiting):
-            if self._clock.monotonic() < state.at:
+            if self._core.state.clock.monotonic() < state.at:
                 return
             self._enter(state.then)
         if self._is_due:
@@ -300,7 +266,7 @@ class Upkeep:
             if self._may_rotate():
                 self._rewrite()
             return
-        action = decide(self._journal_state(), self._config)
+        action = decide(self._journal_state(), self._core.state.config)
         self.gives_back &= action is Action.START_EMPTY
         if action in ROTATES and not self._may_rotate():
             return
@@ -314,13 +280,13 @@ class Upkeep:
             case Action.PACK:
                 self._pack()
             case Action.REWRITE:  # pragma: no branch: there is no other action
-                self._rewrote_at = self._clock.monotonic()
+                self._rewrote_at = self._core.state.clock.monotonic()
                 self._rewrite()
 
     def _journal_state(self) -> JournalState:
-        backlog, journal, places = self._backlog, self._journal, self._changes.places
-        reads = self._reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._reads.open)
-        reads += self._reads.reserved.note_bytes + self._backlog.producers.note_bytes
+        backlog, journal, places = self._core.backlog, self._journal, self._core.changes.places
+        reads = self._core.reads.open_bytes + _OPEN_READ_OVERHEAD * len(self._core.reads.open)
+        reads += self._core.reads.reserved.note_bytes + self._core.backlog.producers.note_bytes
         delayed = 0
         if backlog.delayed is not None:
             delayed = len(backlog.delayed)
@@ -333,7 +299,7 @@ class Upkeep:
             packed += 9 * places.taken_since(checkpoint)
         since = None
         if self._rewrote_at is not None:
-            since = self._clock.monotonic() - self._rewrote_at
+            since = self._core.state.clock.monotonic() - self._rewrote_at
         return JournalState(
             size=journal.size,
             current_size=journal.current_size,
@@ -388,7 +354,7 @@ class Upkeep:
         rotated = self._rotate()
         if rotated is None:
             return
-        changes, backlog = self._changes, self._backlog
+        changes, backlog = self._core.changes, self._core.backlog
         if changes.places is None and backlog.behind is not None:
             changes.places = PlaceTracker()
         if changes.places is not None:
@@ -403,7 +369,7 @@ class Upkeep:
             self._replace_all(self._memory_source(()), cures=False)
 
     def _rewrite(self) -> None:
-        journal, backlog, reads = self._journal, self._backlog, self._reads
+        journal, backlog, reads = self._journal, self._core.backlog, self._core.reads
         delayed = backlog.delayed
         cures = journal.suspect
         if self._rotate(cures=cures) is None:
@@ -445,8 +411,8 @@ class Upkeep:
         self._replace_all(source, cures=cures)
 
     def _memory_source(self, items: Sequence[Item]) -> MemorySource:
-        reads = self._reads
-        producers, delayed = self._backlog.producers, self._backlog.delayed
+        reads = self._core.reads
+        producers, delayed = self._core.backlog.producers, self._core.backlog.delayed
         now = producers.now()
         producers.forget_old(now)
         return MemorySource(
@@ -461,9 +427,9 @@ class Upkeep:
 
     def _replace_all(self, source: ContentSource, *, cures: bool) -> None:
         """Begin to replace all files but the current one by `source`."""
-        journal, backlog, reads = self._journal, self._backlog, self._reads
+        journal, backlog, reads = self._journal, self._core.backlog, self._core.reads
         # All older files are removed, so the checkpoints in them are useless.
-        self._changes.places = None
+        self._core.changes.places = None
         replacement = Replacement(journal.directory, self._name, list(journal.sizes), source)
         work = Rewrite(
             replacement,
@@ -478,9 +444,9 @@ class Upkeep:
 
     def _pack(self) -> None:
         """Begin to replace the files up to the newest passed checkpoint."""
-        journal, places = self._journal, self._changes.places
+        journal, places = self._journal, self._core.changes.places
         checkpoint = (
-            places.newest_passed(self._backlog.memory_items) if places is not None else None
+            places.newest_passed(self._core.backlog.memory_items) if places is not None else None
         )
         # The policy packs only where a checkpoint was passed.
         assert places is not None  # noqa: S101
@@ -489,9 +455,9 @@ class Upkeep:
         source = FilesSource(
             journal.directory,
             files,
-            self._reads.dialect,
+            self._core.reads.dialect,
             live=partial(_live_contents, checkpoint, places.snapshot()),
-            producers=self._backlog.producers,
+            producers=self._core.backlog.producers,
         )
         journal.rewrites += 1
         log.info(
@@ -515,7 +481,7 @@ class Upkeep:
         work.replacement.forget_contents()
         self.gives_back = False
         cures = isinstance(work, Rewrite) and work.cures
-        replaced = Replaced(work.replacement, self._clock.monotonic(), cures)
+        replaced = Replaced(work.replacement, self._core.state.clock.monotonic(), cures)
         self._replaced = (*self._replaced, replaced)
         self._enter(Idle())
         if cures:  # adds are refused until the old files are gone
@@ -526,7 +492,7 @@ class Upkeep:
     def _switch(self, work: Work) -> BaseException | None:
         """Let the queue use the new file; return the error if it cannot."""
         journal, replacement = self._journal, work.replacement
-        if self._backlog.reader_file in replacement.files:
+        if self._core.backlog.reader_file in replacement.files:
             try:
                 self._move_reader(work)
             except (OSError, JournalError) as error:
@@ -535,13 +501,13 @@ class Upkeep:
         match work:
             case Rewrite() if self._trim_at is not None:
                 self._trim(work)
-            case Pack(checkpoint=checkpoint) if self._changes.places is not None:
-                self._changes.places.forget_packed(checkpoint)
+            case Pack(checkpoint=checkpoint) if self._core.changes.places is not None:
+                self._core.changes.places.forget_packed(checkpoint)
         return None
 
     def _move_reader(self, work: Work) -> None:
         """Read behind from the new file and later ones. Raises OSError, JournalError."""
-        backlog, replacement = self._backlog, work.replacement
+        backlog, replacement = self._core.backlog, work.replacement
         later = [name for name in self._journal.files if name not in replacement.files]
         if isinstance(work, Rewrite):
             next_item = work.memory_items + backlog.read_items - work.read_items
@@ -561,7 +527,10 @@ class Upkeep:
 
     def _is_over(self, replaced: Replaced) -> bool:
         """Whether old files were kept for long enough."""
-        return self._clock.monotonic() - replaced.at >= self._config.keep_replaced_journals
+        return (
+            self._core.state.clock.monotonic() - replaced.at
+            >= self._core.state.config.keep_replaced_journals
+        )
 
     def _clear_due(self) -> None:
         self._clear(sum(map(self._is_over, self._replaced)))
@@ -592,12 +561,12 @@ class Upkeep:
         Positions in the journal are not recorded for items in memory. So the journal is rewritten:
         then the position of every item in the new file is known. No change may be uncommitted.
         """
-        self._trim_at = self._clock.monotonic()
+        self._trim_at = self._core.state.clock.monotonic()
         self.attend()
 
     @property
     def _is_trim_due(self) -> bool:
-        return self._trim_at is not None and self._clock.monotonic() >= self._trim_at
+        return self._trim_at is not None and self._core.state.clock.monotonic() >= self._trim_at
 
     def _trim(self, work: Rewrite) -> None:
         """Trim memory, now that all items of the old files are in the new file."""
@@ -611,7 +580,7 @@ class Upkeep:
                 extra={"queue": self._name},
             )
             done = False
-        self._trim_at = None if done else self._clock.monotonic() + RETRY_UNREADABLE
+        self._trim_at = None if done else self._core.state.clock.monotonic() + RETRY_UNREADABLE
 
     def _drop_newest(self, work: Rewrite) -> bool:
         """Drop the newest items that memory holds; False if it still holds more than it may.
@@ -620,11 +589,11 @@ class Upkeep:
         continue from there, in the files after it. Items that were given back since may be at the
         head, and are not in the new file's order.
         """
-        self._write_now()
-        if not self._changes.are_written:
+        self._core.write_now()
+        if not self._core.changes.are_written:
             return False  # the writer has them
-        backlog = self._backlog
-        in_memory, given_back = backlog.memory_items, self._reads.given_back - work.given_back
+        backlog = self._core.backlog
+        in_memory, given_back = backlog.memory_items, self._core.reads.given_back - work.given_back
         fitting = backlog.fitting_items()
         if fitting >= in_memory:
             return True
@@ -640,7 +609,7 @@ class Upkeep:
         files = self._journal.files
         files = files[files.index(work.replacement.pack) :]
         for useless in backlog.trim(kept, files, position, first - number):
-            self._worker.free(useless)
+            self._core.state.commits.worker.free(useless)
         return kept <= fitting
 
     # --- removing the journal ---

@@ -14,9 +14,7 @@ def test_many_problems_make_a_short_answer(tmp_path: Path) -> None:
         collection = turning.collection
         for number in range(3 * MOST_LISTED):
             collection.damaged[f"q{number:03}"] = QueueUnavailable(f"q{number:03} is damaged")
-        collection.obtain("full").writing.failure = JournalError(
-            "queue full: No space left on device"
-        )
+        collection.obtain("full").core.failure = JournalError("queue full: No space left on device")
         health = asyncio.run(health_of(turning.context))
     answer = health.as_json()
     assert health.is_ready

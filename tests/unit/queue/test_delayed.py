@@ -66,7 +66,7 @@ def breakable(path: Path) -> CrashingDirectory:
 
 def rewrite(queue: Queue) -> None:
     """Rewrite the journal of a queue now."""
-    queue.writing.write_now()
+    queue.core.write_now()
     assert queue._upkeep is not None
     queue._upkeep._rewrite()
 
@@ -324,7 +324,7 @@ def test_a_large_item_that_cannot_be_written_is_tried_again(tmp_path: Path) -> N
     spool.collection.check_deadlines()
     assert spool.collection.commits.commit()
     assert (spool.items(), spool.queue().delayed_items) == ([], 1)
-    assert spool.queue().writing.failure is not None
+    assert spool.queue().core.failure is not None
     directory.mend()
     spool.advance(2)
     assert (spool.items(), spool.queue().delayed_items) == ([LARGE], 0)
@@ -338,7 +338,7 @@ def test_a_large_item_joins_without_a_journal(tmp_path: Path) -> None:
     spool.delay(LARGE, 2)
     spool.advance(1)
     spool.advance(2)
-    assert spool.queue().writing.failure is None
+    assert spool.queue().core.failure is None
     assert spool.items() == [LARGE, LARGE]
     spool.close()
 
@@ -496,12 +496,12 @@ def test_a_failed_write_adds_nothing(tmp_path: Path) -> None:
     failures = spool.collection.commits.commit()
     assert list(failures) == [spool.queue()]
     assert spool.queue().delayed == 1
-    assert spool.queue().writing.problem is not None
+    assert spool.queue().core.problem is not None
     directory.fail = lambda _point: False
     assert spool.delay(b"b", 1)
     spool.advance(1)
     assert spool.drain() == [b"a", b"b"]
-    assert spool.queue().writing.problem is None
+    assert spool.queue().core.problem is None
     spool.close()
 
 

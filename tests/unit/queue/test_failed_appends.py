@@ -190,11 +190,11 @@ def test_nothing_is_written_until_the_cut_succeeds(
             left = (path / NAME).read_bytes()
             assert not add(collection, b"x")
             collection.tick()
-            assert collection.obtain(NAME).writing.failure is not None
+            assert collection.obtain(NAME).core.failure is not None
             assert not add(collection, b"x")
             assert (path / NAME).read_bytes() == left
         collection.tick()
-        assert collection.obtain(NAME).writing.failure is None
+        assert collection.obtain(NAME).core.failure is None
         assert add(collection, b"taken")
     with queues(path) as collection:
         assert contents(collection.obtain(NAME)) == [b"first", b"taken"]

@@ -409,7 +409,7 @@ def test_a_restart(tmp_path: Path, state: int, row: Row) -> None:
     before = (disk.path / "jobs").read_bytes()
     assert state_of(spool.queue()) == row.next
     assert [item_deliveries(one) for one in spool.queue().backlog.browse(9)] == [read.is_counted, 0]
-    spool.queue().writing.write_now()
+    spool.queue().core.write_now()
     check_journal(disk.path, row._replace(counted=read.is_counted), before)
     spool.close()
 

@@ -157,7 +157,7 @@ def test_what_follows_a_failed_write_in_the_same_turn_is_not_done(tmp_path: Path
     fixture.disk.break_steps("append")
     queue.add(b"refused")
     with pytest.raises(JournalError):
-        queue.writing.write_now()
+        queue.core.write_now()
     fixture.disk.mend()
     queue.add(b"refused, too")
     assert list(fixture.collection.commits.commit()) == [queue]
@@ -205,15 +205,15 @@ def test_a_failure_that_lasts_is_logged_once(
     fixture.disk.break_steps()
     fixture.queue().add(b"refused")
     assert fixture.collection.commits.commit()
-    failure = str(fixture.queue().writing.failure)
+    failure = str(fixture.queue().core.failure)
     for _ in range(3):
         fixture.clock.advance(1)
         fixture.collection.tick()
-    assert caplog.messages == [failure] == [str(fixture.queue().writing.failure)]
+    assert caplog.messages == [failure] == [str(fixture.queue().core.failure)]
     fixture.disk.mend()
     fixture.clock.advance(1)
     fixture.collection.tick()
-    assert fixture.queue().writing.failure is None
+    assert fixture.queue().core.failure is None
     fixture.close()
 
 

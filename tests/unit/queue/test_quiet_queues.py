@@ -134,11 +134,11 @@ def test_a_queue_that_fails_is_tried_again(
             assert sync_now(queue)
         for _ in range(3):
             assert queues.looks() == ["b"]
-            assert queue.writing.failure is not None or queue.upkeep_waits
+            assert queue.core.failure is not None or queue.upkeep_waits
         queues.directory.mend()
         for _ in range(70):  # a failed step of the upkeep waits for a minute
             queues.looks()
-        assert queue.writing.failure is None
+        assert queue.core.failure is None
         assert queues.looks() == []
 
 

@@ -126,13 +126,13 @@ def test_a_short_disk_takes_no_items(tmp_path: Path, name: str) -> None:
     queue.reads.confirm(read[0])
     assert not spool.collection.commits.commit()
     assert (queue.refusals.disk, queue.refusals.failed) == (2, 0)
-    assert "min_free_disk" in str(queue.writing.problem)
+    assert "min_free_disk" in str(queue.core.problem)
     collection.disk_space.free = least
     collection.look_at_disk()
     collection.tick()
-    assert queue.writing.is_failing
+    assert queue.core.is_failing
     spool.add(b"three", name=name)
-    assert (queue.writing.is_failing, queue.writing.problem) == (False, None)
+    assert (queue.core.is_failing, queue.core.problem) == (False, None)
     assert spool.items(name)[-2:] == [b"two", b"three"]
     spool.close()
 
@@ -164,10 +164,10 @@ def test_a_queue_whose_add_found_no_room_fails_until_one_is_stored(tmp_path: Pat
     queue.line.remove()
     assert not spool.collection.commits.commit()
     spool.collection.tick()
-    assert (queue.writing.failure, queue.writing.is_failing) == (None, True)
-    assert "No space left" in str(queue.writing.problem)
+    assert (queue.core.failure, queue.core.is_failing) == (None, True)
+    assert "No space left" in str(queue.core.problem)
     spool.add(b"four")
-    assert (queue.writing.is_failing, queue.writing.problem) == (False, None)
+    assert (queue.core.is_failing, queue.core.problem) == (False, None)
     assert spool.items() == [b"two", b"four"]
     spool.close()
 

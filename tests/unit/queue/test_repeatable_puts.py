@@ -47,7 +47,7 @@ class Spool(LocalQueues):
     def rewrite(self, name: str = "jobs") -> None:
         """Rewrite the journal of a queue now."""
         queue = self.queue(name)
-        queue.writing.write_now()
+        queue.core.write_now()
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
 

@@ -973,7 +973,7 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     queue = spool.queue()
     first = queue.line.open_read()
     assert first is not None
-    queue.writing.write_now()
+    queue.core.write_now()
     reservation = Reservation(1, TERMS, (first[0],), 100, 1)
     reads = [queue.reads.open[first[0]]]
     queue.reads.reservations.add(reservation, reads, spool.now)

@@ -63,14 +63,14 @@ def test_other_queues_are_written_meanwhile(spool: Spool) -> None:
     spool.add(b"small", name="other")
     spool.add(b"behind")
     assert (size(spool, "jobs"), size(spool, "other")) == (0, 21 + len(b"small"))
-    assert (spool.queue().writing.is_writing, spool.queue("other").writing.is_writing) == (
+    assert (spool.queue().core.is_writing, spool.queue("other").core.is_writing) == (
         True,
         False,
     )
     assert spool.items() == [LARGE, b"behind"]
     assert spool.writer.step()
     assert size(spool, "jobs") == 2 * 21 + len(LARGE) + len(b"behind")
-    assert not spool.queue().writing.is_writing
+    assert not spool.queue().core.is_writing
     spool.kill()
     assert spool.items() == [LARGE, b"behind"]
 
@@ -108,9 +108,9 @@ def test_children_are_written_before_their_master(spool: Spool) -> None:
     assert size(spool, "jobs+audit") > len(LARGE)
     assert size(spool, "jobs") == 21 + len(b"both")
     spool.add(LARGE)
-    assert (child.writing.is_writing, spool.queue().writing.is_writing) == (True, True)
+    assert (child.core.is_writing, spool.queue().core.is_writing) == (True, True)
     assert spool.writer.step()
-    assert (child.writing.is_writing, spool.queue().writing.is_writing) == (False, True)
+    assert (child.core.is_writing, spool.queue().core.is_writing) == (False, True)
     assert spool.writer.step()
     spool.kill()
     assert (spool.items("jobs+audit"), spool.items()) == ([LARGE, b"both", LARGE], [b"both", LARGE])

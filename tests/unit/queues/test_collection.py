@@ -266,7 +266,7 @@ def test_a_journal_whose_upkeep_fails_keeps_no_other_from_it(
     spool.have_bug(f"b~~next-{spool.clock.now()}")
     spool.collection.tick()
     assert caplog.messages == ["the upkeep of the journal of queue b failed"]
-    assert [spool.queue(name).writing.failure is None for name in ("a", "b", "c")] == [
+    assert [spool.queue(name).core.failure is None for name in ("a", "b", "c")] == [
         True,
         False,
         True,

@@ -281,5 +281,5 @@ def test_memory_of_connections_whose_requests_failed(tmp_path: Path) -> None:
 
     with Turning(directory.path, directory=directory) as turning, no_collector():
         turning.run(scenario())
-        assert turning.collection.queues["work"].writing.failure is not None
+        assert turning.collection.queues["work"].core.failure is not None
         until(lambda: not alive(*OWNED))  # a thread that wrote for one may still be ending

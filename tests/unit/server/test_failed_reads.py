@@ -289,7 +289,7 @@ def test_a_read_that_could_not_be_ended_comes_back(tmp_path: Path, kind: str) ->
             await turning.send(client, ending)
             await turning.receive(client, b"\n")
         await turning.hang_up(client)
-        assert queue.writing.failure is not None
+        assert queue.core.failure is not None
         disk.mend()
         await wait_for(turning, lambda: len(queue) == 2)
         assert [item_data(record) for record in queue.backlog.browse(9)] == [b"1", b"2"]

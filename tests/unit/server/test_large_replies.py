@@ -110,7 +110,7 @@ def test_a_read_that_cannot_be_written(tmp_path: Path, request_: bytes) -> None:
         queue = turning.collection.obtain("work")
         queue.add(DATA)
         await turning.turn()
-        await turning.until(lambda: not queue.writing.is_writing)
+        await turning.until(lambda: not queue.core.is_writing)
         client = turning.connect("memcache")
         disk.break_steps("append")
         await turning.send(client, request_)

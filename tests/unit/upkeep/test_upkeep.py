@@ -225,11 +225,11 @@ def test_a_write_that_fails_fails_the_operation_and_heals(tmp_path: Path) -> Non
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         assert len(queue) == 1
-        assert "No space" in str(queue.writing.failure)
+        assert "No space" in str(queue.core.failure)
         directory.mend()
         queue.add(b"accepted")
         commit(collection)
-        assert str(queue.writing.failure) == "None"
+        assert str(queue.core.failure) == "None"
         assert [item_data(one) for one in queue.backlog.browse(9)] == [b"kept", b"accepted"]
 
 
@@ -242,10 +242,10 @@ def test_a_failure_goes_when_the_disk_works_again_though_nobody_writes(tmp_path:
         queue.add(b"refused")
         assert queue in collection.commits.commit()
         collection.tick()
-        assert "No space" in str(queue.writing.failure)
+        assert "No space" in str(queue.core.failure)
         directory.mend()
         collection.tick()
-        assert str(queue.writing.failure) == "None"
+        assert str(queue.core.failure) == "None"
         assert [name for name in directory.names() if "~~next" in name] == []
 
 

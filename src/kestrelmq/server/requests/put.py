@@ -173,11 +173,11 @@ class PendingPut(PendingRequest):
             queues = tuple(dict.fromkeys(destinations))
             if has_more or not is_first:
                 for queue in queues:
-                    queue.writing.write_now()
+                    queue.core.write_now()
         except KestrelError as error:
             self._fail(error)
             return
-        if (has_more or not is_first) and any(queue.writing.is_writing for queue in queues):
+        if (has_more or not is_first) and any(queue.core.is_writing for queue in queues):
             self._work()
             self._context.collection.commits.after_writing(
                 queues, partial(self._slice_written, queues, has_more=has_more)

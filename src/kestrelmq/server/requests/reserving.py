@@ -571,7 +571,7 @@ class _OwnerRelease(PendingRequest):
 
     def _begin_next(self) -> None:
         self._queue = self._left.pop()
-        self._failure = self._queue.writing.failure
+        self._failure = self._queue.core.failure
         self._giving_back = self._queue.returns.in_pieces(self)
 
     def resume(self) -> None:
@@ -582,8 +582,8 @@ class _OwnerRelease(PendingRequest):
             self._begin_next()
         elif is_over:
             requester.request_done()
-            if self._has_failed and queue.writing.failure is not None:
-                self._handler.fail(queue.writing.failure)
+            if self._has_failed and queue.core.failure is not None:
+                self._handler.fail(queue.core.failure)
             else:
                 self._handler.answer_count(self._count, self._queues)
             return
@@ -616,7 +616,7 @@ class _OwnerRelease(PendingRequest):
 
     @property
     def _has_failed(self) -> bool:
-        failure = self._queue.writing.failure
+        failure = self._queue.core.failure
         return failure is not None and failure is not self._failure
 
     def cancel(self) -> None:

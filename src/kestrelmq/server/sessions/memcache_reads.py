@@ -311,11 +311,11 @@ class MemcacheGet(ReadHandler):
         is_written = has_more or (len(queues) > 1 and self._hands_out)
         if is_written:
             for queue in queues:
-                queue.writing.write_now()
+                queue.core.write_now()
         for taken in self._taken:
             if taken.is_plain and not taken.is_open:
-                if taken.queue.writing.failure is not None:
-                    raise JournalError(str(taken.queue.writing.failure))
+                if taken.queue.core.failure is not None:
+                    raise JournalError(str(taken.queue.core.failure))
                 self._leave_out(taken)  # its queue was deleted, or its time was up
         for taken in self._taken:
             if taken.is_plain and taken.is_open:
@@ -334,7 +334,7 @@ class MemcacheGet(ReadHandler):
         failures: dict[Queue, JournalError] = {}
         for queue in queues:
             try:
-                queue.writing.write_now()
+                queue.core.write_now()
             except JournalError as error:
                 failures[queue] = error
         if not failures:

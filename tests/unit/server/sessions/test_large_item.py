@@ -103,7 +103,7 @@ def test_a_thread_writes_it(tmp_path: Path, protocol: str, *, exists: bool) -> N
         if exists:
             turning.collection.obtain("work").add(b"first")
         await turning.send(client, request)
-        while not turning.collection.obtain("work").writing.is_writing:
+        while not turning.collection.obtain("work").core.is_writing:
             worker.step()  # decodes the frame, or copies the item
             await turning.turn()
         await turning.send(other, b"set other 0 0 1\r\nx\r\nget other\r\n")
