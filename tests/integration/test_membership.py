@@ -59,7 +59,7 @@ class Server:
             None, default, grace, SystemClock(), loop.call_later, listener_limit=0.5
         )
         self.membership = ServerSetMembership(config, MEMBER, loop.call_soon_threadsafe)
-        self.status.listeners.append(self.membership.status_changed)
+        self.status.listener = self.membership.status_changed
 
     async def start(self) -> None:
         """Join, and wait until the sets are right."""

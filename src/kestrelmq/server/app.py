@@ -360,7 +360,7 @@ class Server:
             return None
         member = member_data(self._host, self._ports)
         membership = ServerSetMembership(config, member, context.loop.call_soon_threadsafe)
-        context.status.listeners.append(membership.status_changed)
+        context.status.listener = membership.status_changed
         membership.start(context.status.status)
         return membership
 

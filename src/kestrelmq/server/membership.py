@@ -8,7 +8,7 @@ ZooKeeper answers a session's requests in order: when a look-up is answered, an 
 timed out was either served or never will be.
 
 While ZooKeeper cannot be reached, a set cannot be left. A stricter status then waits only as long
-as `ServerStatus` waits for its listeners, and the sets are corrected at the next connection. If
+as `ServerStatus` waits for its listener, and the sets are corrected at the next connection. If
 there is none, ZooKeeper drops the member when the session times out. A crash leaves the members in
 their sets for `session_timeout` seconds.
 

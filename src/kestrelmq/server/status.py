@@ -1,10 +1,10 @@
 """The server's status: what it allows, how it changes, and how it is kept over a restart.
 
-When a new status allows more, that takes effect at once, and then the listeners are notified. When
-a new status allows less, the listeners are notified first, and each reports when it has acted (for
-example, left a server set). Then the grace period passes, and only then are operations refused. A
-listener that never reports delays this by at most `listener_limit` seconds. Another change within
-the grace period does not prolong it for operations that both statuses forbid.
+When a new status allows more, that takes effect at once, and then the listener is told, if there is
+one. When a new status allows less, the listener is told first, and reports when it has acted (left
+a server set). Then the grace period passes, and only then are operations refused. If the listener
+never reports, that delays this by at most `listener_limit` seconds. Another change within the grace
+period does not prolong it for operations that both statuses forbid.
 
 Everything here runs on the server's event loop. The status file is replaced as a whole (temporary,
 fsync, rename, fsync of the directory), so a crash leaves the old status or the new one, and perhaps
@@ -102,39 +102,6 @@ class _Timer(Enum):
     END_OF_WRITES = auto()
 
 
-class _Countdown:
-    """Calls `then` once, when all parts are done or when it is given up, unless abandoned first."""
-
-    __slots__ = ("_left", "_then")
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._left = count
-        self._then: Callable[[], None] | None = then
-
-    def part(self) -> Callable[[], None]:
-        """Return the function that marks one part as done; further calls of it change nothing."""
-        undone = True
-
-        def done() -> None:
-            nonlocal undone
-            self._left -= undone
-            undone = False
-            if self._left == 0:
-                self.give_up()
-
-        return done
-
-    def give_up(self) -> None:
-        """Stop waiting for parts, and call `then`."""
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def abandon(self) -> None:
-        """Never call `then`."""
-        self._then = None
-
-
 class ServerStatus:
     """The status that was set, and what is allowed until it is enforced.
 
@@ -146,12 +113,11 @@ class ServerStatus:
         writes_allowed: whether adds, flushes and deletes are served now.
         has_memory: whether items may be handed out, however large.
         all_allowed: whether all of these are; the hot path checks this.
-        listeners: the functions to notify of changes, in this order.
+        listener: the function to tell of changes, if there is one.
         on_quiescent: called when QUIESCENT is enforced.
     """
 
     __slots__ = (
-        "_acting",
         "_clock",
         "_default",
         "_directory",
@@ -162,7 +128,7 @@ class ServerStatus:
         "_timers",
         "all_allowed",
         "has_memory",
-        "listeners",
+        "listener",
         "on_quiescent",
         "reads_allowed",
         "since",
@@ -194,7 +160,7 @@ class ServerStatus:
                 allowed.
             clock: the clock for `since`.
             schedule: calls a function later, on the event loop.
-            listener_limit: the most seconds to wait for listeners to act on a stricter status.
+            listener_limit: the most seconds to wait for the listener to act on a stricter status.
         """
         self.has_memory = True
         self._path = status_file
@@ -206,15 +172,14 @@ class ServerStatus:
         self._schedule = schedule
         self._listener_limit = listener_limit
         self._timers: dict[_Timer, Cancellable] = {}
-        self._acting = _Countdown(0, self._enforce)
-        self.listeners: list[StatusListener] = []
+        self.listener: StatusListener | None = None
         self.on_quiescent: Callable[[], None] = lambda: None
         self.status = default
         self.since = clock.now()
         self._allow(default.allows_reads, default.allows_writes)
 
     def load(self) -> None:
-        """Restore the saved status and enforce it at once; listeners are not notified."""
+        """Restore the saved status and enforce it at once; the listener is not told."""
         self.status = self._saved()
         self.since = self._clock.now()
         self._enforce()
@@ -249,7 +214,6 @@ class ServerStatus:
 
     def _change(self, status: Status, grace_period: float) -> None:
         _log.info("status changes from %s to %s", self.status.value, status.value)
-        self._acting.abandon()
         self._cancel(_Timer.OVERDUE)
         self.status = status
         self.since = self._clock.now()
@@ -260,28 +224,29 @@ class ServerStatus:
         self._allow(
             self.reads_allowed | status.allows_reads, self.writes_allowed | status.allows_writes
         )
-        self._acting = acting = _Countdown(
-            len(self.listeners), lambda: self._begin_grace(grace_period)
-        )
-        if self.listeners:
-            self._timers[_Timer.OVERDUE] = self._schedule(
-                self._listener_limit, lambda: self._overdue(acting)
-            )
+        if self.listener is None:
+            self._begin_grace(grace_period)
         else:
-            acting.give_up()
-        for listener in self.listeners:
-            self._notify(listener, acting.part())
+            self._tell(self.listener, grace_period)
 
-    def _overdue(self, acting: _Countdown) -> None:
-        _log.warning("%s is enforced before every server set was left", self.status.value)
-        acting.give_up()
+    def _tell(self, listener: StatusListener, grace_period: float) -> None:
+        """Tell the listener of a change, and begin the grace period when it has acted."""
+        overdue = self._schedule(self._listener_limit, lambda: self._overdue(grace_period))
+        self._timers[_Timer.OVERDUE] = overdue
 
-    def _notify(self, listener: StatusListener, acted: Callable[[], None]) -> None:
+        def acted() -> None:
+            if self._timers.get(_Timer.OVERDUE) is overdue:  # this was not over before
+                self._begin_grace(grace_period)
+
         try:
             listener(self.status, acted)
         except Exception:  # noqa: BLE001 # a listener's failure must not keep the status from changing
             _log.exception("a status listener failed")
             acted()
+
+    def _overdue(self, grace_period: float) -> None:
+        _log.warning("%s is enforced before every server set was left", self.status.value)
+        self._begin_grace(grace_period)
 
     def _begin_grace(self, grace_period: float) -> None:
         self._cancel(_Timer.OVERDUE)
