@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import get_annotations
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import unquote
 
@@ -31,6 +32,8 @@ from kestrelmq.server.server_actions import Action
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
 Method = Literal["GET", "POST", "PUT", "DELETE"]
+ONE: Final = "/queues/{name}"
+"""The path of a queue."""
 LINES: Final = "application/x-ndjson"
 """The media type of lines of JSON."""
 LINES_ACCEPTED: Final = frozenset({LINES, "application/jsonl", "application/json"})
@@ -93,30 +96,14 @@ class AdminContext:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The reply to a request.
-
-    Attributes:
-        body: sent as JSON; None for an empty body.
-        status: the HTTP status.
-    """
-
-    body: BaseModel | None
-    status: int = 200
-
-
 class Call:
     """One request to an operation."""
 
-    __slots__ = ("_bodies", "_body", "admin", "request")
+    __slots__ = ("_bodies", "admin", "request")
 
-    def __init__(
-        self, admin: AdminContext, request: web.Request, body: bytes, bodies: BodyReader
-    ) -> None:
+    def __init__(self, admin: AdminContext, request: web.Request, bodies: BodyReader) -> None:
         self.admin = admin
         self.request = request
-        self._body = body
         self._bodies = bodies
 
     @property
@@ -165,12 +152,13 @@ class Call:
         except ValidationError as error:
             raise ApiError(400, "invalid_query", problems(error)) from None
 
-    def body(self, model: type[Model]) -> Model:
+    async def body(self, model: type[Model]) -> Model:
         """Return the body as a `model`. Raises ApiError: it is not valid."""
+        received = await self._bodies.read(self.request)
         if self.request.content_type != "application/json":
             raise ApiError(415, "not_json", "the body must be application/json")
         try:
-            return model.model_validate_json(self._body, strict=True)
+            return model.model_validate_json(received, strict=True)
         except ValidationError as error:
             raise ApiError(400, "invalid_body", problems(error)) from None
 
@@ -249,7 +237,8 @@ def problems(error: ValidationError) -> str:
     return "; ".join(found)
 
 
-ApiHandler = Callable[[Call], Awaitable[Answer | web.StreamResponse]]
+ApiHandler = Callable[..., Awaitable[BaseModel | web.StreamResponse | None]]
+"""Takes a call, and as `query` or `body` what came with it; a response that it returns is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +248,11 @@ class ApiOperation:
     Attributes:
         method, path: its HTTP method and path; `{name}` in the path stands for a queue name, `{id}`
             for the number of a client.
-        serve: the handler; the first line of its docstring is the summary in the document.
-        answer: the model of its reply; None if the reply has no body.
         tag: its group in the document.
         right: the right that it takes. One for queues is for that in the path; if the body names
             the queues, the handler checks it with `Call.check`.
+        serve: the handler; the first line of its docstring is the summary in the document.
+        answer: the model of its reply; None if the reply has no body.
         query, body: the models of its query parameters and its request body.
         statuses: the HTTP statuses of success.
         failures: the HTTP statuses of errors that only some operations return.
@@ -276,10 +265,10 @@ class ApiOperation:
 
     method: Method
     path: str
-    serve: ApiHandler
-    answer: type[BaseModel] | None
     tag: str
     right: Right
+    serve: ApiHandler
+    answer: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     statuses: tuple[int, ...] = (200,)
@@ -296,15 +285,33 @@ class ApiOperation:
         return self.method != "GET"
 
 
-def to_response(answer: Answer | web.StreamResponse) -> web.StreamResponse:
-    """Return `answer` as an HTTP response; one that was sent already is returned as it is."""
-    if isinstance(answer, web.StreamResponse):
-        return answer
-    if answer.body is None:
-        return web.Response(status=answer.status)
+def operation(
+    method: Method, path: str, tag: str, right: Right, **more: Any
+) -> Callable[[ApiHandler], ApiOperation]:
+    """Return a decorator that makes an operation of a handler.
+
+    The handler's annotations are the models of its query, its body and its answer. `more` are other
+    attributes of the operation, such as the answer of a handler that sends this itself.
+    """
+
+    def made(serve: ApiHandler) -> ApiOperation:
+        models = get_annotations(serve)
+        answer = models["return"]
+        if answer is None:
+            found = {"statuses": (204,)}
+        else:
+            found = {"answer": answer} if issubclass(answer, BaseModel) else {}
+        found |= {name: models[name] for name in ("query", "body") if name in models}
+        return ApiOperation(method, path, tag, right, serve, **found | more)
+
+    return made
+
+
+def json_response(answer: BaseModel, status: int) -> web.Response:
+    """Return `answer` as an HTTP response."""
     return web.Response(
-        body=answer.body.__pydantic_serializer__.to_json(answer.body),
-        status=answer.status,
+        body=answer.__pydantic_serializer__.to_json(answer),
+        status=status,
         content_type="application/json",
     )
 

@@ -7,7 +7,7 @@ from collections import deque
 from math import inf
 from typing import Final
 
-from kestrelmq.admin.calls import Answer, Call, now
+from kestrelmq.admin.calls import ONE, Call, now, operation
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import (
     MovedAnswer,
@@ -38,6 +38,7 @@ from kestrelmq.format.records import (
 from kestrelmq.idempotent_producers import PutMark, put_mark
 from kestrelmq.journal import open_read
 from kestrelmq.protocol.managing import Move
+from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.browsing import parse_place, place_text
 from kestrelmq.queues.moving import Moved
@@ -57,13 +58,13 @@ _READS_AT_ONCE: Final = 2000
 """Open reads that are looked at before others are served: that takes about a millisecond."""
 
 
-async def peek_items(call: Call) -> Answer:
+@operation("GET", f"{ONE}/items", "items", Right.READ, failures=(404, 503), secret=True)
+async def peek_items(call: Call, query: PeekQuery) -> PeekAnswer:
     """Show items of a queue, or search them, without removing them.
 
     The items may be in memory or on disk. What is read or added meanwhile may move them by some
     places. To see all, go on from `next_offset` until that is null; to see each once, from `place`.
     """
-    query = call.query(PeekQuery)
     queue = call.queue()
     search = None
     if query.text is not None:
@@ -74,13 +75,11 @@ async def peek_items(call: Call) -> Answer:
     start = None if query.place is None else parse_place(queue, query.place)
     looking = browser.page(queue, query.offset, query.limit, search, query.max_bytes, start)
     page = await (looking if search is None else call.while_connected(looking))
-    return Answer(
-        PeekAnswer(
-            total=page.total,
-            items=[_peeked(place, record, query.max_bytes) for place, record in page.items],
-            next_offset=page.next_offset,
-            place=place_text(queue, page.behind),
-        )
+    return PeekAnswer(
+        total=page.total,
+        items=[_peeked(place, record, query.max_bytes) for place, record in page.items],
+        next_offset=page.next_offset,
+        place=place_text(queue, page.behind),
     )
 
 
@@ -99,24 +98,32 @@ def _peeked(position: int, one: Item, max_bytes: int) -> PeekedItem:
     )
 
 
-async def put_item(call: Call) -> Answer:
+@operation(
+    "POST",
+    f"{ONE}/items",
+    "items",
+    Right.WRITE,
+    failures=(409, 503),
+    statuses=(201,),
+    is_traffic=True,
+)
+async def put_item(call: Call, body: NewItem) -> Stored:
     """Add an item to a queue, which is created if necessary, or to the queues of an alias."""
-    item = call.body(NewItem)
     name = call.name
     call.allow_changes()
     # Decoding what is long takes long.
-    data = _data(item) if len(item.data or "") < _LONG else await in_thread(_data, item)
+    data = _data(body) if len(body.data or "") < _LONG else await in_thread(_data, body)
     context = call.admin.context
-    due = context.due_after(round((item.delay or 0) * 1000))
-    expiry = 0 if item.expires_in is None else (due or now()) + round(item.expires_in * 1000)
+    due = context.due_after(round((body.delay or 0) * 1000))
+    expiry = 0 if body.expires_in is None else (due or now()) + round(body.expires_in * 1000)
     collection = context.collection
-    mark = _mark(item)
+    mark = _mark(body)
     stored = await put(context, name, data, ItemTimes(expiry, due), mark)
     destinations = collection.destinations(name)
     await changes.wait_until_durable(context, *destinations)
     if not stored:
         raise ApiError(409, "item_refused", f"{name} is full, or the item is too large for it")
-    return Answer(Stored(queue=name, size=len(data)), status=201)
+    return Stored(queue=name, size=len(data))
 
 
 def _mark(item: NewItem) -> PutMark | None:
@@ -135,46 +142,49 @@ def _data(item: NewItem) -> bytes:
         raise ApiError(400, "invalid_body", f"data: not base64: {error}") from None
 
 
-async def move_items(call: Call) -> Answer:
+@operation("POST", f"{ONE}/move", "items", Right.READ, failures=(404, 503))
+async def move_items(call: Call, body: NewPlace) -> MovedAnswer:
     """Move the first items of a queue to another one, in order.
 
     An item is in the target before it leaves the queue: a crash may leave it in both. Where the
     target refuses an item, the move ends.
     """
-    body, name = call.body(NewPlace), call.queue().name
+    name = call.queue().name
     call.check(Move(name, body.target, body.count))
     return _moved(await moving.move(call.admin.context, name, body.target, body.count))
 
 
-async def copy_items(call: Call) -> Answer:
+@operation("POST", f"{ONE}/copy", "items", Right.READ, failures=(404, 503))
+async def copy_items(call: Call, body: NewPlace) -> MovedAnswer:
     """Copy the first items of a queue to another one, in order.
 
     What is read from the queue meanwhile may make it leave out or repeat some items.
     """
-    body, name = call.body(NewPlace), call.queue().name
+    name = call.queue().name
     call.check(Move(name, body.target, body.count, copies=True))
     return _moved(await moving.copy(call.admin.context, name, body.target, body.count))
 
 
-async def redrive(call: Call) -> Answer:
+@operation("POST", f"{ONE}/redrive", "items", Right.READ, failures=(404, 503))
+async def redrive(call: Call, body: Redrive) -> MovedAnswer:
     """Move all items of a dead-letter queue back to where they came from, or to another queue.
 
     Fanout children do not get them. Those from unknown queues stay, and `stopped` says how many.
     """
-    body, name = call.body(Redrive), call.queue().name
+    name = call.queue().name
     call.check(Move(name, body.target, None, redrives=True))
     return _moved(await moving.redrive(call.admin.context, name, body.target, call.user))
 
 
-def _moved(moved: Moved | None) -> Answer:
+def _moved(moved: Moved | None) -> MovedAnswer:
     if moved is None:
         raise ApiError(404, "queue_not_found", "the queue was deleted")
-    return Answer(MovedAnswer(count=moved.count, stopped=moved.stopped))
+    return MovedAnswer(count=moved.count, stopped=moved.stopped)
 
 
-async def list_open_reads(call: Call) -> Answer:
+@operation("GET", f"{ONE}/open-reads", "open reads", Right.SEE, failures=(404, 503))
+async def list_open_reads(call: Call, query: OpenQuery) -> OpenReadsAnswer:
     """List the open reads of a queue."""
-    query = call.query(OpenQuery)
     queue = call.queue()
     context = call.admin.context
     first: list[int] = []
@@ -183,7 +193,7 @@ async def list_open_reads(call: Call) -> Answer:
     clients = await in_slices(holders(context, queue.name, frozenset(first)), context.turns)
     # Some may have ended meanwhile.
     reads = [_open_read(queue, xid, clients.get(xid)) for xid in first if queue.reads.is_held(xid)]
-    return Answer(OpenReadsAnswer(total=queue.reads.held, open_reads=reads))
+    return OpenReadsAnswer(total=queue.reads.held, open_reads=reads)
 
 
 def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
@@ -208,12 +218,13 @@ def _open_read(queue: Queue, xid: int, client: Connection | None) -> OpenRead:
     return read
 
 
-async def requeue(call: Call) -> Answer:
+@operation("POST", f"{ONE}/open-reads/requeue", "open reads", Right.ADMIN, failures=(404, 503))
+async def requeue(call: Call, body: Requeue) -> Requeued:
     """Give open reads back: their items return to the head of the queue, the oldest first.
 
     A reader that still works on such an item can no longer confirm it, and another reader gets it.
     """
-    wanted = call.body(Requeue).xids
+    wanted = body.xids
     queue = call.queue()
     reads: list[tuple[Queue, open_read.OpenRead]] = []
     is_in_order = True
@@ -227,4 +238,4 @@ async def requeue(call: Call) -> Answer:
     returning = HeldReadsReturn(queue, deque(reads), why="it was given back")
     await in_slices(queue.returns.in_pieces(returning), call.admin.context.turns)
     await changes.wait_until_durable(call.admin.context, queue)
-    return Answer(Requeued(requeued=returning.count))
+    return Requeued(requeued=returning.count)

@@ -5,7 +5,9 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Final
 
-from kestrelmq.admin.calls import Answer, Call, now
+from aiohttp import web
+
+from kestrelmq.admin.calls import ONE, Call, json_response, now, operation
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.history import Histories
 from kestrelmq.admin.models import (
@@ -39,6 +41,7 @@ from kestrelmq.config import queue_settings
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.names import master_of
 from kestrelmq.protocol.managing import Declare
+from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.loading_queues import still_loading
@@ -64,9 +67,9 @@ _FULL: Final = {
 Entry = tuple[str, QueueSnapshot]
 
 
-async def list_queues(call: Call) -> Answer:
+@operation("GET", "/queues", "queues", Right.SIGNED_IN)
+async def list_queues(call: Call, query: ListQuery) -> QueuePage:
     """List queues."""
-    query = call.query(ListQuery)
     wanted = query.filter.casefold()
     found: list[Entry] = []
     async for names in slices(_names(call), _FILTER_SLICE):
@@ -90,7 +93,7 @@ async def list_queues(call: Call) -> Answer:
             else _summary(name, snapshot)
             for name, snapshot in entries
         ]
-    return Answer(QueuePage(total=len(found), offset=query.offset, queues=summaries))
+    return QueuePage(total=len(found), offset=query.offset, queues=summaries)
 
 
 def _names(call: Call) -> list[str]:
@@ -131,7 +134,16 @@ def _summary(name: str, snapshot: QueueSnapshot) -> QueueSummary:
     return QueueSummary(name=name, **snapshot._asdict())
 
 
-async def create_queue(call: Call) -> Answer:
+@operation(
+    "POST",
+    "/queues",
+    "queues",
+    Right.WRITE,
+    failures=(422, 503),
+    statuses=(200, 201),
+    answer=Created,
+)
+async def create_queue(call: Call, body: NewQueue) -> web.Response:
     """Create a queue, perhaps with settings of its own.
 
     An existing queue stays as it is; but settings that are declared replace those that were
@@ -139,47 +151,44 @@ async def create_queue(call: Call) -> Answer:
     the queue in the configuration file wins over them.
     """
     call.allow_changes()
-    new = call.body(NewQueue)
-    name = new.name
+    name = body.name
     call.check(Declare(name))
-    if new.declared is not None:
-        settings = new.declared.model_dump(exclude_none=True)
+    if body.declared is not None:
+        settings = body.declared.model_dump(exclude_none=True)
         created = await changes.declare(call.admin.context, name, settings)
-        return Answer(Created(name=name, created=created), status=201 if created else 200)
-    collection = call.admin.context.collection
-    there = name in collection.queues
-    queue = collection.obtain(name)
-    await changes.wait_until_durable(call.admin.context, queue)
-    return Answer(Created(name=name, created=not there), status=200 if there else 201)
+    else:
+        collection = call.admin.context.collection
+        created = name not in collection.queues
+        await changes.wait_until_durable(call.admin.context, collection.obtain(name))
+    return json_response(Created(name=name, created=created), 201 if created else 200)
 
 
-async def show_queue(call: Call) -> Answer:
+@operation("GET", ONE, "queues", Right.SEE, failures=(404,))
+async def show_queue(call: Call) -> QueueDetail:
     """Show everything about a queue."""
     context = call.admin.context
     damage = context.collection.damaged.get(call.name)
     if damage is not None:
-        return Answer(_unusable(call.name, "damaged", str(damage), context))
+        return _unusable(call.name, "damaged", str(damage), context)
     if call.name in context.collection.loading:
-        return Answer(_unusable(call.name, "loading", still_loading(call.name), context))
+        return _unusable(call.name, "loading", still_loading(call.name), context)
     queue = call.queue()
     files = await _journal_files(queue, Path(context.config.queue_path))
-    return Answer(
-        QueueDetail(
-            name=queue.name,
-            state=state_of(queue),
-            problem=queue.core.problem or _FULL.get(queue.fullness or ""),
-            paused=str(queue.paused),
-            time=now(),
-            oldest=queue.backlog.oldest,
-            stats=dict(read_numbers(queue)),
-            settings=dict(queue_settings(queue.config)),
-            master=master_of(queue.name),
-            children=[RelatedQueue(name=child.name, items=len(child)) for child in queue.children],
-            dead_letter_queue=_dead_letter_queue(queue, context),
-            dead_letters_of=await _dead_letters_of(queue.name, context),
-            journal=files,
-            latencies=latency_summaries(context.latencies.histograms_of(queue)),
-        )
+    return QueueDetail(
+        name=queue.name,
+        state=state_of(queue),
+        problem=queue.core.problem or _FULL.get(queue.fullness or ""),
+        paused=str(queue.paused),
+        time=now(),
+        oldest=queue.backlog.oldest,
+        stats=dict(read_numbers(queue)),
+        settings=dict(queue_settings(queue.config)),
+        master=master_of(queue.name),
+        children=[RelatedQueue(name=child.name, items=len(child)) for child in queue.children],
+        dead_letter_queue=_dead_letter_queue(queue, context),
+        dead_letters_of=await _dead_letters_of(queue.name, context),
+        journal=files,
+        latencies=latency_summaries(context.latencies.histograms_of(queue)),
     )
 
 
@@ -252,54 +261,59 @@ async def _journal_files(queue: Queue, path: Path) -> list[JournalFile]:
     return await in_thread(sizes)
 
 
-async def queue_history(call: Call) -> Answer:
+@operation("GET", f"{ONE}/history", "queues", Right.SEE, failures=(404, 503))
+async def queue_history(call: Call, query: HistoryQuery) -> HistoryAnswer:
     """Show the history of a queue."""
-    return Answer(_history(call, call.admin.sampler.history, call.queue().name))
+    return _history(call.admin.sampler.history, call.queue().name, query)
 
 
-async def server_history(call: Call) -> Answer:
+@operation("GET", "/history", "server", Right.SIGNED_IN)
+async def server_history(call: Call, query: HistoryQuery) -> HistoryAnswer:
     """Show the history of all queues together."""
-    return Answer(_history(call, call.admin.sampler.total_history, ALL))
+    return _history(call.admin.sampler.total_history, ALL, query)
 
 
-def _history(call: Call, histories: Histories, name: str) -> HistoryAnswer:
-    points = histories.points(name, call.query(HistoryQuery).range, now())
+def _history(histories: Histories, name: str, query: HistoryQuery) -> HistoryAnswer:
+    points = histories.points(name, query.range, now())
     return HistoryAnswer(points=[HistoryPoint(**point._asdict()) for point in points])
 
 
-async def pause_queue(call: Call) -> Answer:
+@operation("POST", f"{ONE}/pause", "queues", Right.ADMIN, failures=(404, 503))
+async def pause_queue(call: Call, body: Operations) -> PausedAnswer:
     """Pause the reads or the writes of a queue, until they are resumed; a restart keeps that.
 
     Readers find a queue whose reads are paused empty. Adding to one whose writes are paused is
     refused. Open reads can be ended.
     """
-    return await _set_paused(call, resume=False)
+    return await _set_paused(call, body, resume=False)
 
 
-async def resume_queue(call: Call) -> Answer:
+@operation("POST", f"{ONE}/resume", "queues", Right.ADMIN, failures=(404, 503))
+async def resume_queue(call: Call, body: Operations) -> PausedAnswer:
     """Resume the reads or the writes of a queue."""
-    return await _set_paused(call, resume=True)
+    return await _set_paused(call, body, resume=True)
 
 
-async def _set_paused(call: Call, *, resume: bool) -> Answer:
-    operations = Paused.parse(call.body(Operations).operations)
+async def _set_paused(call: Call, body: Operations, *, resume: bool) -> PausedAnswer:
+    operations = Paused.parse(body.operations)
     queue = call.queue()
     await changes.pause(call.admin.context, queue.name, operations, resume=resume)
-    return Answer(PausedAnswer(paused=str(queue.paused)))
+    return PausedAnswer(paused=str(queue.paused))
 
 
-async def flush_queue(call: Call) -> Answer:
+@operation("POST", f"{ONE}/flush", "queues", Right.ADMIN, failures=(404, 503))
+async def flush_queue(call: Call) -> Flushed:
     """Drop every waiting item of a queue; open reads stay open."""
     call.allow_changes()
     queue = call.queue()
     count = await changes.flush_queue(call.admin.context, queue)
-    return Answer(Flushed(flushed=count))
+    return Flushed(flushed=count)
 
 
-async def delete_queue(call: Call) -> Answer:
+@operation("DELETE", ONE, "queues", Right.ADMIN, failures=(404, 503))
+async def delete_queue(call: Call) -> None:
     """Delete a queue with its items and its journal."""
     call.allow_changes()
     name = call.queue().name
     if not await changes.delete(call.admin.context, name):
         raise ApiError(404, "queue_not_found", f"there is no queue {name}")
-    return Answer(None, status=204)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from kestrelmq.admin.calls import Answer, Call
+from kestrelmq.admin.calls import ONE, Call, operation
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import (
@@ -28,6 +28,7 @@ from kestrelmq.admin.models import (
     Released,
     Releasing,
     ReleasingOwner,
+    ReservedAnswer,
     ReservedItem,
     Reserving,
     Retired,
@@ -54,6 +55,7 @@ from kestrelmq.protocol.reserving import (
     parse_reads,
     read_text,
 )
+from kestrelmq.protocol.rights import Right
 from kestrelmq.server.requests.reserving import AwaitedRequest, HeldReads, Reserved, held_of
 
 _SLICE: Final = 50
@@ -73,7 +75,16 @@ Item = tuple[ReservedItem, bytes]
 Request = TypeVar("Request")
 
 
-async def reserve_items(call: Call) -> Answer | web.StreamResponse:
+@operation(
+    "POST",
+    "/reserve",
+    "reserved reads",
+    Right.READ,
+    failures=(409, 503),
+    is_traffic=True,
+    answer=ReservedAnswer,
+)
+async def reserve_items(call: Call, body: Reserving) -> web.StreamResponse:
     """Reserve items of the first of some queues that have any; their reads end by their names.
 
     A read ends by `finish`, by `release`, or when its lease ends: then its item goes back. If there
@@ -81,7 +92,7 @@ async def reserve_items(call: Call) -> Answer | web.StreamResponse:
     client disconnects before that, nothing is reserved; if it disconnects before it was sent the
     answer, the items go back at once.
     """
-    request = _checked(lambda: _reserve(call.body(Reserving)))
+    request = _checked(lambda: _reserve(body))
     call.check(request)
     with call.admin.reserves.one():
         awaited = AwaitedRequest(call.admin.context)
@@ -195,22 +206,26 @@ def _pieces(items: Sequence[Item], held: Sequence[HeldReads]) -> Iterator[bytes]
     yield b'],"held":[%b]}' % b",".join([one.model_dump_json().encode() for one in entries])
 
 
-async def finish_reads(call: Call) -> Answer:
+@operation(
+    "POST", f"{ONE}/finish", "reserved reads", Right.READ, failures=(409, 503), is_traffic=True
+)
+async def finish_reads(call: Call, body: Finishing) -> Finished:
     """Finish reserved reads: their items are gone for good.
 
     Reads that have ended are left out. A tag that is done is answered as the first time.
     """
-    body = call.body(Finishing)
     count = await _ended(call, lambda: Finish(call.name, _reads(body.reads), body.tag or ""))
-    return Answer(Finished(finished=count))
+    return Finished(finished=count)
 
 
-async def release_reads(call: Call) -> Answer:
+@operation(
+    "POST", f"{ONE}/release", "reserved reads", Right.READ, failures=(409, 503), is_traffic=True
+)
+async def release_reads(call: Call, body: Releasing) -> Released:
     """Give reserved reads back, as failed deliveries unless `uncounted`.
 
     Their items are read again, or go to the dead-letter queue after `max_deliveries`.
     """
-    body = call.body(Releasing)
     count = await _ended(
         call,
         lambda: Release(
@@ -223,12 +238,19 @@ async def release_reads(call: Call) -> Answer:
             body.dead,
         ),
     )
-    return Answer(Released(released=count))
+    return Released(released=count)
 
 
-async def release_owner(call: Call) -> Answer:
+@operation(
+    "POST",
+    "/release-owner",
+    "reserved reads",
+    Right.SIGNED_IN,
+    failures=(409, 503),
+    is_traffic=True,
+)
+async def release_owner(call: Call, body: ReleasingOwner) -> Released:
     """Give the reserved reads of an owner back, those of all queues."""
-    body = call.body(ReleasingOwner)
     count = await _ended(
         call,
         lambda: Release(
@@ -241,12 +263,12 @@ async def release_owner(call: Call) -> Answer:
             body.dead,
         ),
     )
-    return Answer(Released(released=count))
+    return Released(released=count)
 
 
-async def list_owners(call: Call) -> Answer:
+@operation("GET", "/owners", "reserved reads", Right.ADMIN)
+async def list_owners(call: Call, query: OwnersQuery) -> OwnerPage:
     """List the owners of reserved reads, in the order of their names."""
-    query = call.query(OwnersQuery)
     found: list[OwnerEntry] = []
     total = 0
     async for some in slices(call.admin.context.collection.owners.holding(query.pattern), _SLICE):
@@ -254,33 +276,37 @@ async def list_owners(call: Call) -> Answer:
             total += 1
             if query.offset < total <= query.offset + query.limit:
                 found.append(OwnerEntry(**asdict(one)))
-    return Answer(OwnerPage(total=total, offset=query.offset, owners=found))
+    return OwnerPage(total=total, offset=query.offset, owners=found)
 
 
-async def extend_reads(call: Call) -> Answer:
+@operation(
+    "POST", f"{ONE}/extend", "reserved reads", Right.READ, failures=(409, 503), is_traffic=True
+)
+async def extend_reads(call: Call, body: Extending) -> Extended:
     """Let the leases of reserved reads end so many seconds from now."""
-    body = call.body(Extending)
     lease = _milliseconds(body.lease)
     count = await _ended(call, lambda: Extend(call.name, lease, _reads(body.reads), body.tag or ""))
-    return Answer(Extended(extended=count))
+    return Extended(extended=count)
 
 
-async def extend_owner(call: Call) -> Answer:
+@operation("POST", "/extend-owner", "reserved reads", Right.SIGNED_IN, is_traffic=True)
+async def extend_owner(call: Call, body: ExtendingOwner) -> Extended:
     """Let the leases of all reads of an owner, of all queues, end so many seconds from now."""
-    body = call.body(ExtendingOwner)
     count = await _ended(call, lambda: ExtendOwner(body.owner, _milliseconds(body.lease)))
-    return Answer(Extended(extended=count))
+    return Extended(extended=count)
 
 
-async def retire_tags(call: Call) -> Answer:
+@operation(
+    "POST", f"{ONE}/retire", "reserved reads", Right.READ, failures=(409, 503), is_traffic=True
+)
+async def retire_tags(call: Call, body: Retiring) -> Retired:
     """Refuse the tags of a name up to an epoch from now on, and forget those that are done.
 
     The reads of those that are open are given back; they were no deliveries. A name is forgotten 30
     days after that.
     """
-    body = call.body(Retiring)
     count = await _ended(call, lambda: Retire(call.name, body.name, body.epoch))
-    return Answer(Retired(retired=count))
+    return Retired(retired=count)
 
 
 async def _ended(call: Call, make: Callable[[], EndsReads]) -> int:

@@ -2,10 +2,11 @@
 
 from typing import Any, Final
 
-from kestrelmq.admin.calls import Answer, Call
+from kestrelmq.admin.calls import Call, operation
 from kestrelmq.admin.errors import ApiError
 from kestrelmq.admin.models import ConfigAnswer, NewStatus, Reloaded, ServerAnswer, StatusAnswer
 from kestrelmq.config import RELOADED, ServerConfig, secret_settings
+from kestrelmq.protocol.rights import Right
 from kestrelmq.queues.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
@@ -16,43 +17,44 @@ from kestrelmq.version import BUILD, VERSION
 _SECRETS: Final = secret_settings(ServerConfig)
 
 
-async def show_server(call: Call) -> Answer:
+@operation("GET", "/server", "server", Right.SIGNED_IN)
+async def show_server(call: Call) -> ServerAnswer:
     """Show the server: version, statistics, status."""
     context = call.admin.context
-    return Answer(
-        ServerAnswer(
-            version=VERSION,
-            build=BUILD,
-            stats={
-                name: value if isinstance(value, int) else str(value)
-                for name, value in await in_slices(context.server_stats())
-            },
-            status=_status(context.status),
-            damaged={
-                name: reason
-                for name, reason in (await in_slices(damaged_queues(context.collection))).items()
-                if call.sees(name)
-            },
-            loading=sorted(filter(call.sees, context.collection.loading)),
-            token_needed=call.admin.token_needed and not context.users,
-            changes_allowed=call.admin.changes_allowed or bool(context.users),
-        )
+    return ServerAnswer(
+        version=VERSION,
+        build=BUILD,
+        stats={
+            name: value if isinstance(value, int) else str(value)
+            for name, value in await in_slices(context.server_stats())
+        },
+        status=_status(context.status),
+        damaged={
+            name: reason
+            for name, reason in (await in_slices(damaged_queues(context.collection))).items()
+            if call.sees(name)
+        },
+        loading=sorted(filter(call.sees, context.collection.loading)),
+        token_needed=call.admin.token_needed and not context.users,
+        changes_allowed=call.admin.changes_allowed or bool(context.users),
     )
 
 
-async def show_status(call: Call) -> Answer:
+@operation("GET", "/status", "server", Right.SIGNED_IN)
+async def show_status(call: Call) -> StatusAnswer:
     """Show the server's status."""
-    return Answer(_status(call.admin.context.status))
+    return _status(call.admin.context.status)
 
 
-async def set_status(call: Call) -> Answer:
+@operation("PUT", "/status", "server", Right.ADMIN, failures=(503,), action="status")
+async def set_status(call: Call, body: NewStatus) -> StatusAnswer:
     """Change the server's status."""
     status = call.admin.context.status
     try:
-        status.set(Status.parse(call.body(NewStatus).status))
+        status.set(Status.parse(body.status))
     except ValueError as error:
         raise ApiError(400, "invalid_status", str(error)) from None
-    return Answer(_status(status))
+    return _status(status)
 
 
 def _status(status: ServerStatus) -> StatusAnswer:
@@ -64,9 +66,10 @@ def _status(status: ServerStatus) -> StatusAnswer:
     )
 
 
-async def show_config(call: Call) -> Answer:
+@operation("GET", "/config", "server", Right.ADMIN)
+async def show_config(call: Call) -> ConfigAnswer:
     """Show the configuration in force; secrets are left out."""
-    return Answer(ConfigAnswer(config=config_in_force(call.admin.context)))
+    return ConfigAnswer(config=config_in_force(call.admin.context))
 
 
 def config_in_force(context: ServerContext) -> dict[str, Any]:
@@ -80,6 +83,7 @@ def config_in_force(context: ServerContext) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=_SECRETS)
 
 
-async def reload(call: Call) -> Answer:
+@operation("POST", "/reload", "server", Right.ADMIN, failures=(422,), action="reload")
+async def reload(call: Call) -> Reloaded:
     """Reload the configuration file and put the settings of queues and aliases in force."""
-    return Answer(Reloaded(needs_restart=await changes.reload(call.admin.context)))
+    return Reloaded(needs_restart=await changes.reload(call.admin.context))

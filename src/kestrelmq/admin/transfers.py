@@ -14,12 +14,13 @@ from urllib.parse import quote
 from aiohttp import web
 
 from kestrelmq.admin.bodies import SHORT_JSON, check_parts
-from kestrelmq.admin.calls import LINES, Answer, Call, now
+from kestrelmq.admin.calls import LINES, ONE, Call, now, operation
 from kestrelmq.admin.errors import ApiError, translated
 from kestrelmq.admin.large_replies import SEND_TIMEOUT
 from kestrelmq.admin.models import Imported
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.records import ADDX_HEADER, Item, item_times, record_of
+from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.context import ItemTimes
@@ -43,6 +44,9 @@ _LONGEST_SLEEP: Final = 0.001
 T = TypeVar("T")
 
 
+@operation(
+    "GET", f"{ONE}/export", "items", Right.READ, failures=(404, 503), secret=True, sends_lines=True
+)
 async def export_items(call: Call) -> web.StreamResponse:
     """Send all waiting items of a queue as lines of JSON, and leave them there.
 
@@ -114,7 +118,15 @@ def _paced(some: Iterable[T]) -> Iterator[T]:
             worked_from = time.monotonic()
 
 
-async def import_items(call: Call) -> Answer:
+@operation(
+    "POST",
+    f"{ONE}/import",
+    "items",
+    Right.WRITE,
+    failures=(408, 409, 413, 415, 503),
+    takes_lines=True,
+)
+async def import_items(call: Call) -> Imported:
     """Add the items of lines of JSON to a queue, whatever queue the lines name.
 
     The lines are those of an export: `data` or `data_base64`, perhaps `expiry` and `due`; each has
@@ -133,7 +145,7 @@ async def import_items(call: Call) -> Answer:
             except ApiError as error:
                 said = f"{error}; {target.added} items added"
                 raise ApiError(error.status, error.code, said, error.headers) from None
-    return Answer(Imported(added=target.added))
+    return Imported(added=target.added)
 
 
 def _in_slices(rows: Sequence[ExportRow]) -> Iterator[list[ExportRow]]:
