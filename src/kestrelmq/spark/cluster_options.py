@@ -4,7 +4,7 @@ A password is in a file, which each process that needs it reads: it is in no opt
 a plan nor in a checkpoint.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from kestrelmq.client.address import SCHEME, parse_addresses, user_of
@@ -13,8 +13,26 @@ from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.tls import tls_context, tls_of
 from kestrelmq.errors import ConfigError, InvalidRequest
 from kestrelmq.passwords import read_password
-from kestrelmq.spark.given_options import GivenOptions
+from kestrelmq.spark.given_options import GivenOptions, option, options_of
 from kestrelmq.spark.storage.locations import a_boolean
+
+
+def _servers(value: str) -> str:
+    allowed = "servers such as 'localhost:22133', separated by commas"
+    try:
+        addresses = parse_addresses(value)
+    except InvalidRequest:
+        addresses = ()
+    if not addresses or any("@" in one.host for one in addresses):
+        if "@" in value:  # what is before it may be a password, which no error shows
+            raise ConfigError(f"option 'servers': it must be {allowed}, no password")
+        raise ValueError(allowed)
+    return value if SCHEME in value else ",".join(map(str, addresses))
+
+
+def _file(value: str) -> str:
+    # Executors may have another working directory than the driver.
+    return str(Path(value).absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +50,15 @@ class ClusterOptions:
         tls_ca, tls_certificate, tls_key: files for TLS, as `client.tls` has them; likewise.
     """
 
-    servers: str | None = None
-    zookeeper: str | None = None
-    path_prefix: str | None = None
-    user: str | None = None
-    password_file: str | None = None
-    tls: bool = False
-    tls_ca: str | None = None
-    tls_certificate: str | None = None
-    tls_key: str | None = None
+    servers: str | None = option("servers", _servers)
+    zookeeper: str | None = option("zookeeper", str)
+    path_prefix: str | None = option("pathPrefix", str)
+    user: str | None = option("user", str)
+    password_file: str | None = option("passwordFile", _file)
+    tls: bool = option("tls", a_boolean, False)
+    tls_ca: str | None = option("tlsCa", _file)
+    tls_certificate: str | None = option("tlsCertificate", _file)
+    tls_key: str | None = option("tlsKey", _file)
 
     def membership(self) -> Membership:
         """Return the membership of the cluster: fixed, or followed in ZooKeeper."""
@@ -76,7 +94,7 @@ class ClusterOptions:
 
     def as_options(self) -> dict[str, str]:
         """Return the options of a data source that mean the same servers."""
-        given = {_camel(field.name): getattr(self, field.name) for field in fields(self)}
+        given = {name: getattr(self, one) for one, (name, *_) in options_of(type(self)).items()}
         given["tls"] = "true" if self.tls else None
         return {name: value for name, value in given.items() if value is not None}
 
@@ -87,17 +105,7 @@ def cluster_options(options: GivenOptions) -> ClusterOptions:
     Raises:
         ConfigError: they are missing, or have a value that is not allowed.
     """
-    cluster = ClusterOptions(
-        options.take("servers", None, _servers),
-        options.take("zookeeper", None, str),
-        options.take("pathPrefix", None, str),
-        options.take("user", None, str),
-        options.take("passwordFile", None, _file),
-        options.take("tls", False, a_boolean),
-        options.take("tlsCa", None, _file),
-        options.take("tlsCertificate", None, _file),
-        options.take("tlsKey", None, _file),
-    )
+    cluster = ClusterOptions(**options.of(ClusterOptions))
     if (cluster.zookeeper is None) != (cluster.path_prefix is None):
         raise ConfigError(f"options 'zookeeper' and 'pathPrefix' of {options.purpose} go together")
     if (cluster.servers is None) == (cluster.zookeeper is None):
@@ -106,26 +114,3 @@ def cluster_options(options: GivenOptions) -> ClusterOptions:
             "and 'pathPrefix'"
         )
     return cluster
-
-
-def _servers(value: str) -> str:
-    allowed = "servers such as 'localhost:22133', separated by commas"
-    try:
-        addresses = parse_addresses(value)
-    except InvalidRequest:
-        addresses = ()
-    if not addresses or any("@" in one.host for one in addresses):
-        if "@" in value:  # what is before it may be a password, which no error shows
-            raise ConfigError(f"option 'servers': it must be {allowed}, no password")
-        raise ValueError(allowed)
-    return value if SCHEME in value else ",".join(map(str, addresses))
-
-
-def _file(value: str) -> str:
-    # Executors may have another working directory than the driver.
-    return str(Path(value).absolute())
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))

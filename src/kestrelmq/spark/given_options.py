@@ -1,12 +1,15 @@
 """The options given to a data source, and parsers for their values.
 
+The options of a source are the fields of a dataclass, each made by `option`.
+
 Spark passes options as text, with names in any case. Every error names the option, the value and
 what is allowed: a parser raises `ValueError` with the end of the sentence "it must be ...", or a
 `ConfigError` with the whole sentence if the value may have credentials.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from dataclasses import field, fields
+from typing import Any, Final, TypeVar
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.storage.filesystems import JournalPath
@@ -16,7 +19,23 @@ from kestrelmq.units import parse_duration, parse_size
 # Options that Spark adds to some calls, or that are those of a streaming query.
 _SPARKS_OWN: Final = frozenset({"paths", "__partition_columns", "queryname", "checkpointlocation"})
 
+_OPTION: Final = "option"
+
 T = TypeVar("T")
+
+
+def option(name: str, parse: Callable[[str], Any], default: Any = None) -> Any:
+    """Return the field of a dataclass that the option `name` is, with its parser and default."""
+    return field(default=default, metadata={_OPTION: (name, parse)})
+
+
+def options_of(kind: type) -> dict[str, tuple[str, Callable[[str], Any], Any]]:
+    """Return the name, the parser and the default of each field that is an option."""
+    return {
+        one.name: (*one.metadata[_OPTION], one.default)
+        for one in fields(kind)
+        if _OPTION in one.metadata
+    }
 
 
 class GivenOptions:
@@ -72,6 +91,13 @@ class GivenOptions:
             raise ConfigError(
                 f"option '{name}' of {self.purpose}: {value!r} is not allowed: it must be {error}"
             ) from None
+
+    def of(self, kind: type) -> dict[str, Any]:
+        """Return the fields of a dataclass that are options, whether they were given or not."""
+        return {
+            field: self.take(name, default, parse)
+            for field, (name, parse, default) in options_of(kind).items()
+        }
 
     def checked(self, options: T) -> T:
         """Return `options` after checking that every given option was taken."""

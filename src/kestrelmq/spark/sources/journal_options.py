@@ -4,8 +4,8 @@ This module does not need Spark.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar, get_args
 
 from kestrelmq.spark.given_options import (
     GivenOptions,
@@ -14,23 +14,37 @@ from kestrelmq.spark.given_options import (
     a_whole_number,
     names,
     one_of,
+    option,
 )
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import a_boolean
 from kestrelmq.units import parse_time
 
 Mode = Literal["failfast", "permissive", "dropmalformed"]
+Starting = Literal["earliest", "latest"] | int
+"""Where a stream begins; an int is a time (ms since the epoch)."""
 
-DEFAULT_PARTITION_BYTES: Final = 64 << 20
 DEFAULT_BATCH_ROWS: Final = 10_000
 DEFAULT_DIRECT_BYTES: Final = 256 << 20
 DEFAULT_BATCH_BYTES: Final = 128 << 20
-DEFAULT_WAIT: Final = 1.0
 _STREAMS_ONLY: Final = frozenset(
     {"startingoffsets", "failondataloss", "maxbytespertrigger", "wait"}
 )
 _MAX_BATCH_ROWS: Final = 1_000_000
-_JOURNALS: Final = "a queue path, a journal file, or a glob of either"
+
+Options = TypeVar("Options", bound="SpoolOptions")
+
+
+def _starting(value: str) -> Starting:
+    match value.lower():
+        case "earliest" | "latest" as word:
+            return word
+    try:
+        return parse_time(value)
+    except ValueError:
+        raise ValueError(
+            "earliest, latest, or a time such as 2026-01-31T10:00 (UTC) or 1769853600000 (ms)"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +61,10 @@ class SpoolOptions:
     """
 
     path: JournalPath
-    mode: Mode = "failfast"
-    partition_bytes: int = DEFAULT_PARTITION_BYTES
-    batch_rows: int = DEFAULT_BATCH_ROWS
-    columns: tuple[str, ...] | None = field(default=None, kw_only=True)
+    mode: Mode = option("mode", one_of(get_args(Mode)), "failfast")  # noqa: RUF009 # a field
+    partition_bytes: int = option("partitionBytes", a_size, 64 << 20)
+    batch_rows: int = option("batchRows", a_whole_number(_MAX_BATCH_ROWS), DEFAULT_BATCH_ROWS)
+    columns: tuple[str, ...] | None = option("columns", names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class JournalReadOptions(SpoolOptions):
         pushdown: apply Spark's filters here; needs `spark.sql.python.filterPushdown.enabled`.
     """
 
-    pushdown: bool = False
+    pushdown: bool = option("pushdown", a_boolean, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +83,18 @@ class JournalStreamOptions(SpoolOptions):
     """Options of reading `kestrel.journal` as a stream; a path of a file means its queue.
 
     Attributes:
-        starting: where the stream begins: `earliest`, `latest`, or a time (ms since the epoch).
-        fails_on_loss: whether the query fails if files are gone that it has not read.
+        starting: where a new query begins.
+        fails_on_loss: whether the query fails if files are gone that it has not read; otherwise
+            that is logged.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
-        wait: seconds that the driver waits for something new.
+        wait: seconds that the driver waits for something new; a look at very many files may need
+            longer pauses.
     """
 
-    starting: Literal["earliest", "latest"] | int = "earliest"
-    fails_on_loss: bool = True
-    max_bytes_per_batch: int = DEFAULT_BATCH_BYTES
-    wait: float = DEFAULT_WAIT
+    starting: Starting = option("startingOffsets", _starting, "earliest")  # noqa: RUF009 # a field
+    fails_on_loss: bool = option("failOnDataLoss", a_boolean, True)
+    max_bytes_per_batch: int = option("maxBytesPerTrigger", a_size, DEFAULT_BATCH_BYTES)
+    wait: float = option("wait", a_time, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,102 +107,45 @@ class QueueReadOptions(SpoolOptions):
         delayed: whether delayed items are rows, too.
     """
 
-    direct_bytes: int = DEFAULT_DIRECT_BYTES
-    delayed: bool = False
+    direct_bytes: int = option("directBytes", a_size, DEFAULT_DIRECT_BYTES)
+    delayed: bool = option("delayed", a_boolean, False)
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:
-    """Validate the options of reading `kestrel.journal`.
-
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that is not allowed.
-    """
-    options = GivenOptions("reading kestrel.journal", given)
-    return options.checked(
-        JournalReadOptions(**_of_all(options), pushdown=options.take("pushdown", False, a_boolean))
-    )
+    """Validate the options of reading `kestrel.journal`. Raises ConfigError."""
+    return _validated(JournalReadOptions, "reading kestrel.journal", given)
 
 
 def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
-    """Validate the options of reading `kestrel.journal` as a stream.
-
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that is not allowed.
-    """
-    options = GivenOptions("reading kestrel.journal as a stream", given)
-    earliest: Literal["earliest", "latest"] | int = "earliest"
-    return options.checked(
-        JournalStreamOptions(
-            **_of_all(options),
-            starting=options.take("startingOffsets", earliest, _starting),
-            fails_on_loss=options.take("failOnDataLoss", True, a_boolean),
-            max_bytes_per_batch=options.take("maxBytesPerTrigger", DEFAULT_BATCH_BYTES, a_size),
-            wait=options.take("wait", DEFAULT_WAIT, a_time),
-        )
-    )
-
-
-def _of_all(options: GivenOptions) -> dict[str, Any]:
-    """Return the fields of `SpoolOptions`."""
-    every: tuple[str, ...] | None = None
-    return {
-        "path": options.journals(_JOURNALS),
-        "mode": options.take("mode", "failfast", one_of(get_args(Mode))),
-        "partition_bytes": options.take("partitionBytes", DEFAULT_PARTITION_BYTES, a_size),
-        "batch_rows": options.take(
-            "batchRows", DEFAULT_BATCH_ROWS, a_whole_number(_MAX_BATCH_ROWS)
-        ),
-        "columns": options.take("columns", every, names),
-    }
+    """Validate the options of reading `kestrel.journal` as a stream. Raises ConfigError."""
+    return _validated(JournalStreamOptions, "reading kestrel.journal as a stream", given)
 
 
 def journal_options(given: Mapping[str, str]) -> JournalReadOptions | JournalStreamOptions:
     """Return the options of reading `kestrel.journal`, as a table or as a stream.
 
-    Raises:
-        ConfigError: the options are not allowed.
+    Raises ConfigError.
     """
     if any(name.lower() in _STREAMS_ONLY for name in given):
         return journal_stream_options(given)
     return journal_read_options(given)
 
 
-def _starting(value: str) -> Literal["earliest", "latest"] | int:
-    """Parse where a stream begins: `earliest`, `latest` or a time (ms since the epoch)."""
-    match value.lower():
-        case "earliest":
-            return "earliest"
-        case "latest":
-            return "latest"
-    try:
-        return parse_time(value)
-    except ValueError:
-        raise ValueError(
-            "earliest, latest, or a time such as 2026-01-31T10:00 (UTC) or 1769853600000 (ms)"
-        ) from None
-
-
 def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
-    """Validate the options of reading `kestrel.queue`.
+    """Validate the options of reading `kestrel.queue`. Raises ConfigError."""
+    return _validated(QueueReadOptions, "reading kestrel.queue", given)
 
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that is not allowed.
-    """
-    options = GivenOptions("reading kestrel.queue", given)
-    return options.checked(
-        QueueReadOptions(
-            **_of_all(options),
-            direct_bytes=options.take("directBytes", DEFAULT_DIRECT_BYTES, a_size),
-            delayed=options.take("delayed", False, a_boolean),
-        )
-    )
+
+def _validated(kind: type[Options], purpose: str, given: Mapping[str, str]) -> Options:
+    options = GivenOptions(purpose, given)
+    path = options.journals("a queue path, a journal file, or a glob of either")
+    return options.checked(kind(path, **options.of(kind)))
 
 
 def journal_write_path(given: Mapping[str, str]) -> JournalPath:
     """Return the queue path to write, the only option of writing `kestrel.journal`; no glob.
 
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that is not allowed.
+    Raises ConfigError.
     """
     options = GivenOptions("writing kestrel.journal", given)
     return options.checked(options.journals("a queue path (a directory)"))

@@ -11,6 +11,7 @@ from kestrelmq.spark.given_options import (
     a_size,
     a_time,
     a_whole_number,
+    option,
 )
 from kestrelmq.spark.sources.live_offsets import MAX_ITEMS, MAX_PARTITIONS
 from kestrelmq.spark.sources.queue_choice import QueueChoice
@@ -18,7 +19,6 @@ from kestrelmq.spark.storage.locations import a_boolean
 
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
-DEFAULT_WAIT: Final = 1.0
 _MOST_PER_SECOND: Final = 1_000_000_000
 DEFAULT_LOADING_PATIENCE: Final = 60.0
 
@@ -46,23 +46,19 @@ class KestrelReadOptions:
 
     cluster: ClusterOptions
     queue: QueueChoice
-    max_items: int = DEFAULT_ITEMS
-    max_bytes: int = DEFAULT_BYTES
-    min_partitions: int = 1
-    wait: float = DEFAULT_WAIT
-    patience: float = DEFAULT_LOADING_PATIENCE
-    max_items_per_second: int | None = None
-    create_children: bool = False
-    fails_on_loss: bool = True
-    query_name: str = "spark"
+    max_items: int = option("maxItemsPerTrigger", a_whole_number(MAX_ITEMS), DEFAULT_ITEMS)
+    max_bytes: int = option("maxBytesPerTrigger", a_size, DEFAULT_BYTES)
+    min_partitions: int = option("minPartitions", a_whole_number(MAX_PARTITIONS), 1)
+    wait: float = option("wait", a_time, 1.0)
+    patience: float = option("patience", a_time, DEFAULT_LOADING_PATIENCE)
+    max_items_per_second: int | None = option("maxItemsPerSecond", a_whole_number(_MOST_PER_SECOND))
+    create_children: bool = option("createChildren", a_boolean, False)
+    fails_on_loss: bool = option("failOnDataLoss", a_boolean, True)
+    query_name: str = option("queryName", str, "spark")
 
 
 def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
-    """Validate the options of reading `kestrel`.
-
-    Raises:
-        ConfigError: an option is missing, unknown or has a value that is not allowed.
-    """
+    """Validate the options of reading `kestrel`. Raises ConfigError."""
     options = GivenOptions("reading kestrel", given)
     cluster = cluster_options(options)
     queue = options.take("queue", None, QueueChoice.parse)
@@ -71,18 +67,4 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
             "separated by commas, or a pattern such as 'orders_*'"
         )
-    return options.checked(
-        KestrelReadOptions(
-            cluster,
-            queue,
-            options.take("maxItemsPerTrigger", DEFAULT_ITEMS, a_whole_number(MAX_ITEMS)),
-            options.take("maxBytesPerTrigger", DEFAULT_BYTES, a_size),
-            options.take("minPartitions", 1, a_whole_number(MAX_PARTITIONS)),
-            options.take("wait", DEFAULT_WAIT, a_time),
-            options.take("patience", DEFAULT_LOADING_PATIENCE, a_time),
-            options.take("maxItemsPerSecond", None, a_whole_number(_MOST_PER_SECOND)),
-            options.take("createChildren", False, a_boolean),
-            options.take("failOnDataLoss", True, a_boolean),
-            options.take("queryName", "spark", str),
-        )
-    )
+    return options.checked(KestrelReadOptions(cluster, queue, **options.of(KestrelReadOptions)))

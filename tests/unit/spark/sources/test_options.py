@@ -35,7 +35,7 @@ def test_names_are_read_in_any_case_and_values_are_parsed() -> None:
     }
 
     assert journal_read_options(given) == JournalReadOptions(
-        "/spool", "permissive", 1 << 20, 7, True
+        "/spool", "permissive", 1 << 20, 7, pushdown=True
     )
 
 
