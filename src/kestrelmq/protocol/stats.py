@@ -172,7 +172,7 @@ QUEUE_STATS: Final = (
     Statistic("paused", "text", "", "what is paused: reads, writes or all",
               "paused"),
     Statistic("failure", "text", "", "why its journal cannot be written, or was not loaded",
-              "writing.problem"),
+              "core.problem"),
     Statistic("oldest", "gauge", "ms", "when the oldest waiting item was added",
               "backlog.oldest", _OLDEST, shown="metrics"),
     Statistic("read_behind", "flag", "", "1 while part of the queue is on disk only",
@@ -184,7 +184,7 @@ QUEUE_STATS: Final = (
     Statistic("failing", "flag", "",
               "1 while the queue's journal cannot be written; after an add for which the disk had "
               "no room, until one succeeds",
-              "writing.is_failing", Metric("queue_failing"), shown="metrics"),
+              "core.is_failing", Metric("queue_failing"), shown="metrics"),
 )
 """The statistics of a queue, in the order of `stats`."""
 
