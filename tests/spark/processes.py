@@ -52,8 +52,9 @@ class SparkProcess:
         }
         for process in _processes_of(self.process.pid):
             if process != self.process.pid:
-                name = Path(f"/proc/{process}/comm").read_text().strip()
-                found["java" if name == "java" else "worker"].append(process)
+                with contextlib.suppress(FileNotFoundError):  # it has ended
+                    name = Path(f"/proc/{process}/comm").read_text().strip()
+                    found["java" if name == "java" else "worker"].append(process)
         if found[part]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(found[part]), signal.SIGKILL)
