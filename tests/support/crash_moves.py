@@ -57,7 +57,7 @@ class MovingItems:
     def do(self, work: Move) -> None:
         """Move items."""
         for step in work.slices():
-            if not isinstance(step, tuple):
+            if callable(step):
                 step(no_pause)
             self.commit()
         self.commit()

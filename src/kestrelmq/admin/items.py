@@ -41,7 +41,6 @@ from kestrelmq.protocol.managing import Move
 from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.browsing import parse_place, place_text
-from kestrelmq.queues.moving import Moved
 from kestrelmq.queues.searching import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
@@ -149,9 +148,7 @@ async def move_items(call: Call, body: NewPlace) -> MovedAnswer:
     An item is in the target before it leaves the queue: a crash may leave it in both. Where the
     target refuses an item, the move ends.
     """
-    name = call.queue().name
-    call.check(Move(name, body.target, body.count))
-    return _moved(await moving.move(call.admin.context, name, body.target, body.count))
+    return await _move(call, Move(call.queue().name, body.target, body.count))
 
 
 @operation("POST", f"{ONE}/copy", "items", Right.READ, failures=(404, 503))
@@ -160,9 +157,7 @@ async def copy_items(call: Call, body: NewPlace) -> MovedAnswer:
 
     What is read from the queue meanwhile may make it leave out or repeat some items.
     """
-    name = call.queue().name
-    call.check(Move(name, body.target, body.count, copies=True))
-    return _moved(await moving.copy(call.admin.context, name, body.target, body.count))
+    return await _move(call, Move(call.queue().name, body.target, body.count, copies=True))
 
 
 @operation("POST", f"{ONE}/redrive", "items", Right.READ, failures=(404, 503))
@@ -171,12 +166,12 @@ async def redrive(call: Call, body: Redrive) -> MovedAnswer:
 
     Fanout children do not get them. Those from unknown queues stay, and `stopped` says how many.
     """
-    name = call.queue().name
-    call.check(Move(name, body.target, None, redrives=True))
-    return _moved(await moving.redrive(call.admin.context, name, body.target, call.user))
+    return await _move(call, Move(call.queue().name, body.target, None, redrives=True))
 
 
-def _moved(moved: Moved | None) -> MovedAnswer:
+async def _move(call: Call, request: Move) -> MovedAnswer:
+    call.check(request)
+    moved = await moving.move(call.admin.context, request, call.user)
     if moved is None:
         raise ApiError(404, "queue_not_found", "the queue was deleted")
     return MovedAnswer(count=moved.count, stopped=moved.stopped)

@@ -28,7 +28,7 @@ from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.browsing import Look
 from kestrelmq.queues.collection import QueueCollection as Queues
-from kestrelmq.queues.moving import SLICE_BYTES, Copy, Move, Moved, Redrive, Step
+from kestrelmq.queues.moving import Copy, Move, Moved, Redrive, Step
 from kestrelmq.scheduling.durability import GroupCommit, sync_now
 from kestrelmq.scheduling.worker import ThreadWorker
 
@@ -265,14 +265,17 @@ class QueueCollection:
         """
         return self._moved(*self._begun(Move, name, target, count))
 
-    def _moved(self, queue: Queue | None, work: Move | None) -> Moved | None:
-        """Do a move of items of `queue`; None if there is no such queue."""
+    def _moved(self, queue: Queue | None, work: Move | Copy | None) -> Moved | None:
+        """Move or copy items of `queue`; None if there is no such queue."""
         if queue is None or work is None:
             return None
         slices, failure = work.slices(), None
         try:
             while True:
                 written, failures = self._access.change(partial(self._step, slices, failure))
+                if isinstance(written, Look):
+                    self._access.read(written)
+                    continue
                 failed = [failures[one] for one in (*written, queue) if one in failures]
                 failure = failed[0] if failed else None
                 if not written:
@@ -305,16 +308,7 @@ class QueueCollection:
 
         What is read from the queue meanwhile may make it leave out or repeat some items.
         """
-        queue, work = self._begun(Copy, name, target, count)
-        if queue is None or work is None:
-            return None
-        while (part := work.next_slice) is not None:
-            records = self._access.read(Look(queue, *part, SLICE_BYTES))
-            written, failures = self._access.change(partial(work.add, records))
-            for one in written:
-                if one in failures:
-                    raise failures[one]
-        return work.copied
+        return self._moved(*self._begun(Copy, name, target, count))
 
     def _begun(
         self,
@@ -337,15 +331,17 @@ class QueueCollection:
 
     def _step(
         self, slices: Generator[Step, None, None], failure: JournalError | None
-    ) -> tuple[Queue, ...]:
-        """Move the next slice, or fail; return the queues that were written, none at the end."""
+    ) -> tuple[Queue, ...] | Look:
+        """Go on, or fail; return the queues that were written, none at the end, or a next look."""
         written = next(slices, ()) if failure is None else slices.throw(failure)
-        while not isinstance(written, tuple):
+        while not isinstance(written, tuple | Look):
             try:
                 written(no_pause)
             except OSError as error:
                 slices.throw(error)
             written = next(slices, ())
+        if isinstance(written, Look):
+            return written
         if any(queue.upkeep_waits for queue in written):
             self._access.start_upkeep()
         return written

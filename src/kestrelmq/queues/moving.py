@@ -14,15 +14,17 @@ A large item is a slice by itself. A thread copies it, while an open read keeps 
 
 A copy holds nothing in the source: what is read there meanwhile may make it leave out or repeat
 some items.
+
+Neither waits by itself: `slices` yields each `Step` that is to be done before it goes on.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from kestrelmq.clock import Pause, no_pause
+from kestrelmq.clock import Pause
 from kestrelmq.errors import InvalidQueueName, JournalError, KestrelError, QueueUnavailable
 from kestrelmq.format.notes import dead_letter
 from kestrelmq.format.records import (
@@ -36,6 +38,7 @@ from kestrelmq.format.records import (
 from kestrelmq.names import queue_name_error
 from kestrelmq.queue.adding import Put
 from kestrelmq.queue.queue import Queue
+from kestrelmq.queues.browsing import Look
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import LARGE_ITEM, Job
 
@@ -49,8 +52,8 @@ _REASONS: Final = 3
 """The most reasons that a redrive tells for those."""
 
 
-Step = tuple[Queue, ...] | Job
-"""The queues that must be durable before it goes on; or a job, which may raise an OSError."""
+Step = tuple[Queue, ...] | Job | Look
+"""Queues that must be durable; or a job, which may raise an OSError; or a look to be loaded."""
 
 
 def is_large(record: bytes) -> bool:
@@ -106,18 +109,19 @@ class Target:
         leaves = self._collection.leaves(self._name)
         return tuple(one for one in found if not self._is_alone or one.name in leaves)
 
-    def add(self, record: bytes) -> bool:
+    def adding(self, record: bytes) -> Generator[Job, None, bool]:
         """Add an item with its expiry; return False, and set `refusal`, if it is refused.
 
-        A thread should copy a large one first: see `adding`.
+        For a large one it first yields the job that copies it.
         """
-        return self._add_copy(item(self._now(), item_expiry(record), record[ADDX_HEADER:]))
-
-    def _now(self) -> int:
-        return self._collection.clock.now()
-
-    def _add_copy(self, copy: bytes) -> bool:
-        """Add `copy`, the record that the item is to have in the target, as `add` does."""
+        added, expiry = self._collection.clock.now(), item_expiry(record)
+        if is_large(record):
+            copies: list[bytes] = []
+            data = memoryview(record)[ADDX_HEADER:]
+            yield lambda pause: copies.append(item_in_pieces(added, expiry, data, pause))
+            copy = copies.pop()
+        else:
+            copy = item(added, expiry, record[ADDX_HEADER:])
         try:
             queues = self._takers(len(copy) - ADDX_HEADER)
             put = Put(copy)
@@ -140,16 +144,6 @@ class Target:
                 if queue.config.fanout_only:
                     raise QueueUnavailable(f"queue {queue.name} keeps no items: it is fanout_only")
         return queues
-
-    def adding(self, record: bytes) -> Generator[Job, None, bool]:
-        """Add a record, as `add`; a large item first yields the job that copies it."""
-        if not is_large(record):
-            return self.add(record)
-        copies: list[bytes] = []
-        added, expiry = self._now(), item_expiry(record)
-        data = memoryview(record)[ADDX_HEADER:]
-        yield lambda pause: copies.append(item_in_pieces(added, expiry, data, pause))
-        return self._add_copy(copies.pop())
 
     def write(self) -> tuple[Queue, ...]:
         """Write what was added, or begin to; return who has it. Raises JournalError."""
@@ -210,7 +204,7 @@ class Move:
 
         Yields:
             What must be done before it goes on. If that fails, throw the JournalError or OSError
-            into it.
+            into it, which ends it.
 
         Raises:
             JournalError: a queue could not be written; items may be in both queues.
@@ -230,21 +224,7 @@ class Move:
         held: list[int] = []
         targets: list[Target] = []
         try:
-            head = self._source.line.head()
-            if head is not None and is_large(record_of(head)):
-                target = self._target_of(head)
-                held.append(self._hold_head())
-                self._source.reads.hold_back(held)
-                if target is None or not (yield from target.adding(record_of(head))):
-                    self._refuse(held.pop())
-                    return
-                self._check_source()
-                targets.append(target)
-            else:
-                refused = len(self._staying)
-                self._hold_slice(held, targets)
-                if opened := [*held, *self._staying[refused:]]:
-                    self._source.reads.hold_back(opened)
+            yield from self._hold_slice(held, targets)
             written = [queue for target in targets for queue in target.write()]
             yield tuple(written) or (self._source,)
             if self._source.config.sync_journal == 0:
@@ -260,32 +240,32 @@ class Move:
             self._staying = sorted([*self._staying, *held])
             raise
 
-    def _hold_slice(self, held: list[int], targets: list[Target]) -> None:
+    def _hold_slice(self, held: list[int], targets: list[Target]) -> Generator[Job, None, None]:
         """Add the next items to their `targets`, and append to `held` the xids of their reads."""
-        size = opened = 0
-        while self._left > 0 and opened < SLICE_ITEMS and size < SLICE_BYTES:
-            head = self._source.line.head()
+        source, opened, size, is_noted = self._source, list[int](), 0, False
+        while self._left > 0 and len(opened) < SLICE_ITEMS and size < SLICE_BYTES:
+            head = source.line.head()
             if head is None:
                 self._left = 0
-                return
+                break
             record = record_of(head)
-            if is_large(record):
-                return
+            if opened and is_large(record):
+                break
             target = self._target_of(head)
-            is_added = target is not None and target.add(record)
-            xid = self._hold_head()
-            if target is not None and is_added:
-                held.append(xid)
-                if target not in targets:
-                    targets.append(target)
-            else:
-                self._refuse(xid)
-            opened += 1
+            self._left -= 1
+            held.append(source.line.hold_head())
+            opened.append(held[-1])
             size += len(record)
-
-    def _hold_head(self) -> int:
-        self._left -= 1
-        return self._source.line.hold_head()
+            if is_large(record):  # others run before it is added
+                source.reads.hold_back(opened)
+                is_noted = True
+            if target is None or not (yield from target.adding(record)):
+                self._refuse(held.pop())
+            elif target not in targets:
+                targets.append(target)
+            self._check_source()
+        if opened and not is_noted:
+            source.reads.hold_back(opened)
 
     def _refuse(self, xid: int) -> None:
         """Keep the item of a read in the source: that ends the move."""
@@ -381,55 +361,34 @@ class Redrive(Move):
 
 
 class Copy:
-    """One copy: of what is read in the source, a slice at a time, outside of this module."""
+    """One copy.
+
+    Attributes:
+        moved: how many items are in the target now, too.
+        stopped: why it ended early; None if it did not.
+    """
 
     def __init__(
         self, collection: QueueCollection, source: Queue, target: str, count: int | None = None
     ) -> None:
         """Prepare to copy `count` items; None is all that wait now. Raises as `Move`."""
+        self.moved = 0
+        self.stopped: str | None = None
+        self._source = source
         self._target = Target(collection, target, source)
-        self._offset = 0
         self._left = len(source) if count is None else count
 
-    @property
-    def next_slice(self) -> tuple[int, int] | None:
-        """The offset of the next items to read, and the most of them; None at the end."""
-        if self._left <= 0 or self._target.refusal is not None:
-            return None
-        return self._offset, min(self._left, SLICE_ITEMS)
-
-    def add(self, records: Sequence[Item]) -> tuple[Queue, ...]:
-        """Do all of `adding`. Raises JournalError: a queue could not be written."""
-        work = self.adding(records)
-        while True:
-            try:
-                next(work)(no_pause)
-            except StopIteration as end:
-                written: tuple[Queue, ...] = end.value
-                return written
-            except OSError as error:
-                work.throw(error)
-
-    def adding(self, records: Sequence[Item]) -> Generator[Job, None, tuple[Queue, ...]]:
-        """Add the records of the next items; none is the end of the source.
-
-        Yields:
-            Jobs, as `Target.adding`.
-
-        Returns:
-            The queues that must be durable before it goes on.
-
-        Raises:
-            JournalError: a queue could not be written.
-        """
-        self._offset += len(records)
-        self._left = self._left - len(records) if records else 0
-        for record in records:
-            if not (yield from self._target.adding(record_of(record))):
-                break
-        return self._target.write()
-
-    @property
-    def copied(self) -> Moved:
-        """What was done so far."""
-        return Moved(self._target.added, self._target.refusal)
+    def slices(self) -> Generator[Step, None, None]:
+        """Copy the items; yields as `Move.slices`. Raises JournalError."""
+        offset = 0
+        while self._left > 0 and self.stopped is None:
+            look = Look(self._source, offset, min(self._left, SLICE_ITEMS), SLICE_BYTES)
+            yield look
+            records = look.records
+            offset += len(records)
+            self._left = self._left - len(records) if records else 0
+            for record in records:
+                if not (yield from self._target.adding(record_of(record))):
+                    break
+            yield self._target.write() or (self._source,)
+            self.moved, self.stopped = self._target.added, self._target.refusal

@@ -69,7 +69,8 @@ class Browser:
             PatternRefused: the regular expression cannot be used.
         """
         if search is None:
-            look = await self._look(queue, offset, count, place=place)
+            look = Look(queue, offset, count, READ_BYTES, place=place)
+            await self.load(look)
             everything = range(len(look.records))
             return _page_of(look, everything, count, shown)
         if self._searches > MAX_SEARCHES:
@@ -77,7 +78,8 @@ class Browser:
         self._searches += 1
         try:
             async with self._searching:
-                look = await self._look(queue, offset, SEARCHED_ITEMS, place=place)
+                look = Look(queue, offset, SEARCHED_ITEMS, READ_BYTES, place=place)
+                await self.load(look)
                 ending = _Ending()
                 places = await _in_thread(
                     lambda: matches(search, look.records, ending.begun), ending.end
@@ -86,31 +88,15 @@ class Browser:
         finally:
             self._searches -= 1
 
-    async def records(self, queue: Queue, offset: int, most: int, most_bytes: int) -> list[Item]:
-        """Return the records of at most `most` items from `offset` on. Raises QueueUnavailable."""
-        return (await self._look(queue, offset, most, most_bytes)).records
-
     async def parts(self, queue: Queue) -> AsyncGenerator[list[Item], None]:
         """Yield the records of all items that wait, some at a time. Raises QueueUnavailable."""
         with closing(Tour(queue).looks()) as looks:
             for look in looks:
-                await self._load(look)
+                await self.load(look)
                 yield look.records
 
-    async def _look(
-        self,
-        queue: Queue,
-        offset: int,
-        most: int,
-        most_bytes: int = READ_BYTES,
-        place: int | None = None,
-    ) -> Look:
-        """Look at some items."""
-        look = Look(queue, offset, most, most_bytes, place=place)
-        await self._load(look)
-        return look
-
-    async def _load(self, look: Look) -> None:
+    async def load(self, look: Look) -> None:
+        """Read the items of a look. Raises QueueUnavailable."""
         with closing(look.views()) as views:
             for view in views:
                 if not view.is_on_disk:

@@ -13,8 +13,8 @@ from kestrelmq.format.notes import DeadLetter, dead_letter
 from kestrelmq.format.records import item, item_deliveries
 from kestrelmq.queue.adding import Put
 from kestrelmq.queue.paused import Paused
-from kestrelmq.queues.browsing import View
-from kestrelmq.queues.moving import SLICE_BYTES, SLICE_ITEMS, Copy, Move, Moved, Redrive
+from kestrelmq.queues.browsing import Look
+from kestrelmq.queues.moving import SLICE_ITEMS, Copy, Move, Moved, Redrive
 from kestrelmq.scheduling.worker import LARGE_ITEM, run_to_end
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.local_queues import LocalQueues, items_on_disk, queue_settings
@@ -224,11 +224,15 @@ def test_a_crash_at_any_step_leaves_each_item_somewhere(
 def copy(spool: LocalQueues, target: str = "late", count: int | None = None) -> Moved:
     """Copy items of `jobs`."""
     work = Copy(spool.collection, spool.queue(), target, count)
-    while (part := work.next_slice) is not None:
-        view = View(spool.queue(), *part, SLICE_BYTES)
-        assert {queue.name for queue in work.add(view.read())} <= {target}
+    for step in work.slices():
+        if isinstance(step, Look):
+            for view in step.views():
+                view.load()
+        else:
+            assert isinstance(step, tuple)
+            assert {queue.name for queue in step} <= {target, "jobs"}
     spool.commit()
-    return work.copied
+    return Moved(work.moved, work.stopped)
 
 
 @pytest.mark.parametrize(("count", "copied"), [(0, 0), (2, 2), (9, 3), (None, 3)])
@@ -295,7 +299,7 @@ def redrive(spool: LocalQueues, target: str | None = None, *refused: str) -> tup
 
     work = Redrive(spool.collection, spool.queue("dead"), target, check)
     for step in work.slices():
-        if not isinstance(step, tuple):
+        if callable(step):
             step(no_pause)
         spool.commit()
     spool.commit()

@@ -129,15 +129,9 @@ async def _browse(context: ServerContext, request: Browse) -> tuple[Page, str]:
 
 
 async def _move(context: ServerContext, request: Move, user: User | None) -> Moved:
-    name, target = request.queue, request.target
-    if request.redrives or target is None:
-        moved = await moving.redrive(context, name, target, user)
-    elif request.copies:
-        moved = await moving.copy(context, name, target, request.count)
-    else:
-        moved = await moving.move(context, name, target, request.count)
+    moved = await moving.move(context, request, user)
     if moved is None:
-        raise QueueNotFound(name)
+        raise QueueNotFound(request.queue)
     return moved
 
 
