@@ -444,7 +444,7 @@ class QueueOperations(QueueUse):
         )
         records = await self._read(look)
         places = await self._aside(lambda: matches(search, records))
-        page = page_of(look.total, offset, records, places, count)
+        page = page_of(look, places, count)
         found = [FoundItem(place, Item.of(record, 0)) for place, record in page.items]
         return FoundItems(found, page.next_offset)
 

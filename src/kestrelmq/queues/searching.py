@@ -14,6 +14,7 @@ from typing import Final
 
 from kestrelmq.errors import PatternRefused
 from kestrelmq.format.records import ADDX_HEADER, Item, item_data, item_size, record_of
+from kestrelmq.queues.browsing import Look
 
 Begun = Callable[[subprocess.Popen[bytes]], object]
 """Is called with the process of a search, which may be killed if nobody wants the result."""
@@ -70,7 +71,7 @@ class Page:
     total: int
     items: list[tuple[int, Item]]
     next_offset: int | None
-    behind: int = 0
+    behind: int
 
 
 def places_of(pattern: bytes, items: Sequence[bytes], begun: Begun = id) -> list[int]:
@@ -124,35 +125,24 @@ def _contains(record: bytes, wanted: bytes) -> bool:
     return not wanted
 
 
-def page_of(
-    total: int,
-    offset: int,
-    records: Sequence[Item],
-    places: Sequence[int],
-    count: int,
-    shown: int = sys.maxsize,
-    *,
-    behind: int = 0,
-) -> Page:
-    """Return a page of those `records` whose numbers are in `places`.
+def page_of(look: Look, places: Sequence[int], count: int, shown: int = sys.maxsize) -> Page:
+    """Return a page of what was looked at.
 
     Args:
-        total: how many items wait.
-        offset: the place of the first of `records`.
-        records: those that were looked at.
-        places: which of them are wanted.
+        look: the look, which has been loaded.
+        places: which of its records are wanted.
         count: the most items of the page.
         shown: how many bytes of each item are of use to the caller.
-        behind: the place behind the last of `records`.
     """
+    records = look.records
     items: list[tuple[int, Item]] = []
     size, passed = 0, len(records)
     for place in places:
         if len(items) == count or size >= PAGE_BYTES:
             passed = place
             break
-        items.append((offset + place, records[place]))
+        items.append((look.offset + place, records[place]))
         size += min(item_size(records[place]), shown)
-    end = offset + passed
-    more = end if passed and end < total else None
-    return Page(total, items, more, behind - len(records) + passed)
+    end = look.offset + passed
+    more = end if passed and end < look.total else None
+    return Page(look.total, items, more, look.behind - len(records) + passed)

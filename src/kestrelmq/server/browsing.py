@@ -7,7 +7,7 @@ others are served meanwhile.
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from subprocess import Popen
 from typing import Final, TypeVar
@@ -71,8 +71,7 @@ class Browser:
         if search is None:
             look = Look(queue, offset, count, READ_BYTES, place=place)
             await self.load(look)
-            everything = range(len(look.records))
-            return _page_of(look, everything, count, shown)
+            return page_of(look, range(len(look.records)), count, shown)
         if self._searches > MAX_SEARCHES:
             raise TooManySearches("too many searches; try again later")
         self._searches += 1
@@ -84,7 +83,7 @@ class Browser:
                 places = await _in_thread(
                     lambda: matches(search, look.records, ending.begun), ending.end
                 )
-                return _page_of(look, places, count, shown)
+                return page_of(look, places, count, shown)
         finally:
             self._searches -= 1
 
@@ -104,10 +103,6 @@ class Browser:
                     continue
                 async with self._reading:
                     await _in_thread(view.load)
-
-
-def _page_of(look: Look, places: Sequence[int], count: int, shown: int) -> Page:
-    return page_of(look.total, look.offset, look.records, places, count, shown, behind=look.behind)
 
 
 class _Ending:
