@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.format.records import Remove, RemoveTentative, encode
+from kestrelmq.format.records import Remove, RemoveTentative
 from tests.support.crash_tools import imports, packs, repairs
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
-from tests.support.journal_bytes import numbered
+from tests.support.journal_bytes import encode, numbered
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.real_directory import SimulatedCrash
 

@@ -16,11 +16,12 @@ from kestrelmq.clock import SystemClock
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.names import group_files
-from kestrelmq.format.records import AddX, encode
+from kestrelmq.format.records import AddX
 from kestrelmq.journal.packing import pack
 from kestrelmq.spark.sources.spool_follower import JournalDataLost
 from tests.spark.spools import NOW, adds, write
 from tests.support import queries
+from tests.support.journal_bytes import encode
 from tests.support.patience import until
 from tests.support.queries import Relation, drain, journals
 from tests.support.server import ServerProcess, running_server

@@ -30,7 +30,6 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_add_time,
     item_data,
     item_expiry,
@@ -49,7 +48,7 @@ from kestrelmq.tools.repair import repair
 from kestrelmq.tools.verify import verify
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled_only

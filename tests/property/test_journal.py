@@ -27,16 +27,15 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_data,
 )
-from kestrelmq.format.scanning import decode, scan
+from kestrelmq.format.scanning import scan
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
 from kestrelmq.journal.walk import Walk, find_records
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import decode, encode, journal
 from tests.support.open_reads import data_by_xid
 from tests.support.readings import Reading
 

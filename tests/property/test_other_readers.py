@@ -32,7 +32,6 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_data,
 )
 from kestrelmq.journal.loading import load_queue
@@ -51,7 +50,7 @@ from kestrelmq.upkeep import upkeep
 from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 from tests.support.open_reads import data_by_xid
 from tests.support.readings import Reading, replayed
 

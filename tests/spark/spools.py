@@ -23,13 +23,13 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_add_time,
     item_data,
     item_expiry,
 )
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.replay import Replay
+from tests.support.journal_bytes import encode
 
 NOW = 1_700_000_000_000
 

@@ -21,7 +21,6 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
 )
 from kestrelmq.spark.pipelines import replay, restore
 from kestrelmq.spark.reading import read_journals, read_queues, write_journals
@@ -29,6 +28,7 @@ from kestrelmq.spark.sources.journal import JournalSourceReader
 from kestrelmq.spark.sources.journal_options import JournalReadOptions
 from kestrelmq.spark.sources.journal_rows import JOURNAL_SCHEMA
 from tests.spark.spools import NOW, adds, random_spool, write
+from tests.support.journal_bytes import encode
 
 EVERY_RECORD: list[Record] = [
     Add(1_800_000_000, b"starling"),

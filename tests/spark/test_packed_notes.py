@@ -12,10 +12,11 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.clock import SystemClock
 from kestrelmq.format.notes import delayed_notes, joined_note
-from kestrelmq.format.records import AddX, encode, item
+from kestrelmq.format.records import AddX, item
 from kestrelmq.spark.pipelines import pack
 from tests.integration.test_memcache_reserve import ask, found, items, reserve
 from tests.support.commands import run_command
+from tests.support.journal_bytes import encode
 from tests.support.server import running_server
 from tests.support.wire import Wire, put, stats, wait_for
 

@@ -22,7 +22,6 @@ from kestrelmq.format.records import (
     RemoveTentative,
     RemoveTentativeXid,
     Unremove,
-    encode,
     item,
 )
 from kestrelmq.journal.open_read import ReserveTerms
@@ -32,6 +31,7 @@ from kestrelmq.spark.pipelines import history, pack, replay, report, restore, ve
 from kestrelmq.spark.pipelines.replay import QueueContents
 from kestrelmq.spark.reading import read_journals, read_queues
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
+from tests.support.journal_bytes import encode
 
 HOUR = 3_600_000
 OPENING: dict[Dialect, set[str]] = {

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kestrelmq.client import Client
 from kestrelmq.errors import ConfigError, StorageError
-from kestrelmq.format.records import Remove, encode
+from kestrelmq.format.records import Remove
 from kestrelmq.spark.pipelines import (
     JournalArchiveOptions,
     archive_journals,
@@ -27,6 +27,7 @@ from kestrelmq.spark.reading import read_journals, read_queues, read_table
 from tests.spark.spools import adds, random_spool, write
 from tests.spark.streams import drain, items_in
 from tests.spark.test_commands import Terminal
+from tests.support.journal_bytes import encode
 from tests.support.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess

@@ -8,11 +8,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import Final
 
-from kestrelmq.format.records import Remove, encode
+from kestrelmq.format.records import Remove
 from kestrelmq.tools.backup import MANIFEST_NAME
 from kestrelmq.tools.import_export import rows
 from kestrelmq.tools.journal_files import select
-from tests.support.journal_bytes import numbered
+from tests.support.journal_bytes import encode, numbered
 
 Files = dict[str, bytes]
 

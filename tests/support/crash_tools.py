@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kestrelmq.format.notes import delayed_notes, joined_note
-from kestrelmq.format.records import Remove, RemoveTentative, StateDump, encode, item
+from kestrelmq.format.records import Remove, RemoveTentative, StateDump, item
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.journal.packing import pack
 from kestrelmq.spark.sinks.journal_commit import JournalCommit
@@ -18,7 +18,7 @@ from tests.support.crash_checks import DAMAGED, Items
 from tests.support.crash_scenarios import as_delayed
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import numbered
+from tests.support.journal_bytes import encode, numbered
 from tests.support.recording_directory import RecordingDirectory
 
 NOW = 1_700_000_000_000

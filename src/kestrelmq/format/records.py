@@ -98,6 +98,8 @@ _SPLIT_WORDS: Final = tuple([Struct("4s" * count).unpack for count in range(33)]
 _SAVE_XID: Final = bytes((SAVE_XID,))
 REMOVE_RECORD: Final = bytes([REMOVE])
 REMOVE_TENTATIVE_RECORD: Final = bytes([REMOVE_TENTATIVE])
+EMPTY_ADD: Final = _ADD.pack(ADD, 4, 0)
+"""An ADD of an item without data: the shortest record that adds one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,37 +233,6 @@ class NotedItem:
 
 Item = bytes | NotedItem
 """An item that waits: its record, if there is nothing more to say."""
-
-
-def encode(record: Record) -> bytes:  # one case for each opcode
-    """Return the bytes of `record`.
-
-    Raises:
-        struct.error: a number does not fit its field.
-    """
-    match record:
-        case Add(expiry, data):
-            return _ADD.pack(ADD, len(data) + 4, expiry) + data
-        case Remove():
-            return REMOVE_RECORD
-        case AddX(add_time, expiry, data):
-            return item(add_time, expiry, data)
-        case RemoveTentative():
-            return REMOVE_TENTATIVE_RECORD
-        case SaveXid(xid):
-            return _XID.pack(SAVE_XID, xid)
-        case Unremove(xid):
-            return _XID.pack(UNREMOVE, xid)
-        case ConfirmRemove(xid):
-            return _XID.pack(CONFIRM_REMOVE, xid)
-        case AddXid(xid, add_time, expiry, data):
-            return _ADD_XID.pack(ADD_XID, xid, len(data) + 16, add_time, expiry) + data
-        case StateDump(xid, open_reads):
-            return _STATE_DUMP.pack(STATE_DUMP, xid, open_reads)
-        case Continue(xid, add_time, expiry, data):
-            return _ADD_XID.pack(STATE_DUMP, xid, len(data) + 16, add_time, expiry) + data
-        case RemoveTentativeXid(xid):  # pragma: no branch: mypy sees that no kind is missing
-            return _XID.pack(REMOVE_TENTATIVE_XID, xid)
 
 
 def item(add_time: int, expiry: int, data: bytes) -> bytes:

@@ -69,18 +69,6 @@ _I32: Final = Struct("<i")
 _I64: Final = Struct("<q")
 
 
-def decode(buffer: Buffer, position: int, end: int) -> tuple[Record, int] | None:
-    """Return the record at `position` and where the next begins; None if `end` cuts it short.
-
-    Raises:
-        DamagedJournal: the bytes are not a record.
-    """
-    length = record_length(buffer, position, end)
-    if length is None or position + length > end:
-        return None
-    return decode_whole(buffer, position, position + length), position + length
-
-
 def data_size(buffer: Buffer, at: int, end: int) -> int:
     """Return how many bytes of item data the whole record in `buffer[at:end]` has."""
     # A STATE_DUMP, which has none, is shorter than the header of a CONTINUE.

@@ -44,12 +44,11 @@ from kestrelmq.errors import JournalError
 from kestrelmq.format.names import PACK, pack_name, parse_name, temporary_name
 from kestrelmq.format.notes import counted, item_note
 from kestrelmq.format.records import (
+    EMPTY_ADD,
     REMOVE_TENTATIVE_RECORD,
-    Add,
     Buffer,
     Item,
     add_xid,
-    encode,
     item,
     next_xid,
     record_of,
@@ -80,8 +79,6 @@ _READ_BYTES: Final = 64 << 10
 """Bytes of items that are read at a time."""
 _SYNC_EVERY: Final = 16 << 20
 """Bytes between syncs, so that the last sync is short and does not delay those of others."""
-_DEAD_ITEM: Final = encode(Add(0, b""))
-"""Keeps the place of an item that later records remove."""
 _DEAD_RUN: Final = 10_000
 """Dead items that are yielded at a time."""
 _DEAD_READ: Final = item(0, 0, b"")
@@ -356,11 +353,11 @@ class FilesSource:
         if self._live is not None:
             place = self._skip(state, min(self._live.first, state.items))
             for at in range(0, place, _DEAD_RUN):
-                yield [_DEAD_ITEM] * min(_DEAD_RUN, place - at)
+                yield [EMPTY_ADD] * min(_DEAD_RUN, place - at)
         while items := self._next_items(state):
             if self._live is not None:
                 is_live = self._live.is_live
-                items = [one if is_live(at) else _DEAD_ITEM for at, one in enumerate(items, place)]
+                items = [one if is_live(at) else EMPTY_ADD for at, one in enumerate(items, place)]
             place += len(items)
             yield items
 

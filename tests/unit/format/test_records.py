@@ -26,7 +26,6 @@ from kestrelmq.format.records import (
     added_item,
     confirm_remove,
     confirm_removes,
-    encode,
     is_run,
     item,
     item_add_time,
@@ -39,7 +38,8 @@ from kestrelmq.format.records import (
     save_xid,
     unremove,
 )
-from kestrelmq.format.scanning import data_size, decode, decode_whole, scan
+from kestrelmq.format.scanning import data_size, decode_whole, scan
+from tests.support.journal_bytes import decode, encode
 
 pytestmark = pytest.mark.compiled
 
@@ -219,7 +219,7 @@ def test_opcode_8(raw: bytes, *, is_continue: bool) -> None:
 def test_numbers_that_do_not_fit() -> None:
     """An xid beyond i32 is refused, not wrapped."""
     with pytest.raises(struct.error):
-        encode(SaveXid(2**31))
+        save_xid(2**31)
 
 
 def test_items() -> None:

@@ -2,18 +2,9 @@
 
 import pytest
 
-from kestrelmq.format.records import (
-    AddX,
-    AddXid,
-    ConfirmRemove,
-    Continue,
-    Record,
-    Remove,
-    SaveXid,
-    encode,
-)
+from kestrelmq.format.records import AddX, AddXid, ConfirmRemove, Continue, Record, Remove, SaveXid
 from kestrelmq.format.salvage import next_record
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 
 pytestmark = pytest.mark.compiled
 

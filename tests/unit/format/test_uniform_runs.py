@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kestrelmq.format.notes import deliveries_note
-from kestrelmq.format.records import REMOVE_RECORD, Add, encode, item, item_deliveries
+from kestrelmq.format.records import REMOVE_RECORD, Add, item, item_deliveries
 from kestrelmq.format.scanning import added_run, uniform_run
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay
+from tests.support.journal_bytes import encode
 
 pytestmark = pytest.mark.compiled
 

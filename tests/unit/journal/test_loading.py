@@ -25,14 +25,13 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_data,
 )
 from kestrelmq.journal.loading import load_queue, remove_left_over
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.descriptors import open_below
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled

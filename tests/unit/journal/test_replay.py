@@ -20,14 +20,13 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item_data,
     item_expiry,
 )
 from kestrelmq.journal.reader import JournalReader
 from kestrelmq.journal.replay import Replay, apply
 from kestrelmq.journal.walk import Walk, find_records
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 from tests.support.open_reads import data_by_xid
 
 pytestmark = pytest.mark.compiled

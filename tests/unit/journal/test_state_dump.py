@@ -9,13 +9,14 @@ from kestrelmq import PersistentQueue, QueueConfig
 from kestrelmq.config import ServerConfig
 from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.format.names import group_files
-from kestrelmq.format.records import AddX, Continue, Remove, StateDump, encode, item, item_data
+from kestrelmq.format.records import AddX, Continue, Remove, StateDump, item, item_data
 from kestrelmq.journal.loading import load_queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.tools.export_rows import ExportRow
 from kestrelmq.tools.import_export import import_rows
 from tests.support.crashing_directory import CrashingDirectory, CrashLoss
 from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import encode
 from tests.support.real_directory import SimulatedCrash
 
 pytestmark = pytest.mark.compiled

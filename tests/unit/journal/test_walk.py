@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.disk.opening import mapped
-from kestrelmq.format.records import AddX, Continue, RemoveTentative, RemoveTentativeXid, encode
+from kestrelmq.format.records import AddX, Continue, RemoveTentative, RemoveTentativeXid
 from kestrelmq.journal.walk import WINDOW, EndKind, Walk, find_records
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 
 pytestmark = pytest.mark.compiled
 

@@ -10,11 +10,11 @@ import pytest
 from kestrelmq.disk.locks import QueuePathLock, lock_directory
 from kestrelmq.disk.restored import RESTORED_NAME
 from kestrelmq.errors import JournalError, QueuePathLocked
-from kestrelmq.format.records import Remove, encode
+from kestrelmq.format.records import Remove
 from kestrelmq.tools.backup import MANIFEST_NAME, Manifest, back_up, restore
 from tests.support.backups import FILES, Files, append, files_in, items, pack, rotate, spool
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import numbered
+from tests.support.journal_bytes import encode, numbered
 from tests.support.limits import largest_file
 
 OTHERS: Files = {

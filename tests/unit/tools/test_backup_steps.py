@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kestrelmq.format.records import Remove, encode
+from kestrelmq.format.records import Remove
 from kestrelmq.tools.backup import MANIFEST_NAME, back_up
 from tests.support.backups import (
     CALLS,
@@ -18,7 +18,7 @@ from tests.support.backups import (
     spool,
 )
 from tests.support.fake_clock import FakeClock
-from tests.support.journal_bytes import numbered
+from tests.support.journal_bytes import encode, numbered
 
 
 def backups(root: Path, actions: Callable[[Path], Sequence[Action]]) -> Iterator[Path]:

@@ -21,7 +21,6 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
     Unremove,
-    encode,
     item,
 )
 from kestrelmq.idempotent_producers import PutMark
@@ -29,7 +28,7 @@ from kestrelmq.journal.producers import marked
 from kestrelmq.journal.reserved_reads import retired_note
 from kestrelmq.tools.dump import added_data, as_json, describe, entries
 from kestrelmq.tools.journal_files import select
-from tests.support.journal_bytes import journal
+from tests.support.journal_bytes import encode, journal
 
 pytestmark = pytest.mark.compiled
 

@@ -19,7 +19,6 @@ from kestrelmq.disk.directories import DiskDirectory
 from kestrelmq.errors import JournalError
 from kestrelmq.format.names import parse_name
 from kestrelmq.format.records import ADDX_HEADER, item_data
-from kestrelmq.format.scanning import decode
 from kestrelmq.journal.writer import FileJournal
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
@@ -28,6 +27,7 @@ from kestrelmq.upkeep.upkeep import RETRY
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
+from tests.support.journal_bytes import decode
 from tests.support.local_queues import LocalQueues, queue_settings
 
 pytestmark = pytest.mark.compiled

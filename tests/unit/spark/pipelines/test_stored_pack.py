@@ -11,13 +11,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.errors import ConfigError, DamagedJournal
 from kestrelmq.format.notes import delayed_notes, joined_note
-from kestrelmq.format.records import (
-    AddX,
-    Remove,
-    RemoveTentative,
-    encode,
-    item,
-)
+from kestrelmq.format.records import AddX, Remove, RemoveTentative, item
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.journal.writer import Dialect
@@ -26,6 +20,7 @@ from kestrelmq.spark.replay.noted_replay import delayed_items, replay_noted
 from kestrelmq.spark.storage.locations import located
 from kestrelmq.spark.storage.spool import by_queue, list_files
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
+from tests.support.journal_bytes import encode
 from tests.support.object_store import ObjectStore
 from tests.support.open_reads import reservations
 from tests.unit.spark.sinks.test_stored_commit import at

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq.format.records import AddX, ConfirmRemove, RemoveTentative, encode
+from kestrelmq.format.records import AddX, ConfirmRemove, RemoveTentative
 from kestrelmq.journal.open_read import ReserveTerms
 from kestrelmq.journal.reserved_reads import done_note, reserved_note
 from kestrelmq.spark.replay.read_plans import (
@@ -15,6 +15,7 @@ from kestrelmq.spark.replay.read_plans import (
 )
 from kestrelmq.spark.storage.spool import list_files
 from tests.spark.spools import NOW, adds, load
+from tests.support.journal_bytes import encode
 
 READS = (1, 2, 3)
 OPENED = b"".join(map(encode, [*adds([b"a", b"b", b"c", b"d", b"e"]), *[RemoveTentative()] * 4]))

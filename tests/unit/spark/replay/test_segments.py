@@ -22,7 +22,6 @@ from kestrelmq.format.records import (
     StateDump,
     Unremove,
     added_item,
-    encode,
     item_data,
 )
 from kestrelmq.format.scanning import scan
@@ -42,6 +41,7 @@ from kestrelmq.spark.replay.segments import (
 from kestrelmq.spark.replay.summarising import Summariser, record_run
 from kestrelmq.spark.storage.scanning import FileView
 from tests.support.examples import examples
+from tests.support.journal_bytes import encode
 from tests.support.open_reads import data_by_xid
 
 EXAMPLES = examples(600)

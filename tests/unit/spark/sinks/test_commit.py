@@ -9,10 +9,11 @@ import pytest
 from kestrelmq.disk.directories import DiskDirectory, DiskFile
 from kestrelmq.disk.opening import FoundFile
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import AddX, Record, Remove, encode
+from kestrelmq.format.records import AddX, Record, Remove
 from kestrelmq.spark.sinks.journal_commit import JournalCommit
 from kestrelmq.spark.sinks.journal_parts import JournalPart
 from tests.spark.spools import NOW, adds, load, write
+from tests.support.journal_bytes import encode
 
 
 class Crash(Exception):  # noqa: N818 # no error: the end of a process

@@ -13,7 +13,7 @@ from pyarrow import fs
 from kestrelmq.disk import write_directories
 from kestrelmq.disk.write_directories import WRITE_MARK, WriteOwner
 from kestrelmq.errors import JournalError
-from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, encode
+from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative
 from kestrelmq.spark.sinks.journal_parts import JournalPart
 from kestrelmq.spark.sinks.stored_commit import (
     StoredJournalCommit,
@@ -24,6 +24,7 @@ from kestrelmq.spark.sinks.stored_commit import (
 from kestrelmq.spark.storage import locations as storage
 from kestrelmq.spark.storage.locations import Location, located
 from tests.spark.spools import NOW, adds, load, write
+from tests.support.journal_bytes import encode
 from tests.support.object_store import BUCKET, ObjectStore
 
 ELSEWHERE = WriteOwner("0" * 8, "1" * 8, 7, 8)

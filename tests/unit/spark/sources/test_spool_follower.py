@@ -16,7 +16,6 @@ from kestrelmq.format.records import (
     RemoveTentativeXid,
     SaveXid,
     StateDump,
-    encode,
 )
 from kestrelmq.spark.sources.spool_follower import (
     EVERYTHING,
@@ -30,6 +29,7 @@ from kestrelmq.spark.storage.opening import open_view
 from kestrelmq.spark.storage.spool import QueueKey
 from tests.spark.spools import NOW, adds, write
 from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import encode
 
 ONE = len(encode(AddX(NOW, 0, b"1")))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.errors import ConfigError, JournalError, StorageError
-from kestrelmq.format.records import AddX, encode
+from kestrelmq.format.records import AddX
 from kestrelmq.spark.replay.noted_replay import delayed_items, finished_reads
 from kestrelmq.spark.replay.read_plans import live_items, replay_in_order
 from kestrelmq.spark.sources.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
@@ -18,6 +18,7 @@ from kestrelmq.spark.storage.opening import ENDS, open_copy, open_view
 from kestrelmq.spark.storage.spool import SpoolFile, by_queue, check_apart, list_files
 from tests.spark.spools import NOW, adds, random_spool
 from tests.support.fake_clock import FakeClock
+from tests.support.journal_bytes import encode
 from tests.support.object_store import SECRET_KEY, ObjectStore
 
 
