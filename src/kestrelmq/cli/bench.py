@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from kestrelmq.cli.servers import credentials, tls
+from kestrelmq.cli.servers import Access
 from kestrelmq.cli.terminal import progress_bar
 from kestrelmq.cli.values import duration, wrong
 from kestrelmq.cli.values import size as any_size
@@ -44,25 +45,51 @@ def _item_size(text: int | str) -> int:
 
 
 _WHERE = "Which server"
-ProtocolFlag = Annotated[
-    WireProtocol, typer.Option(help="The protocol to use.", rich_help_panel=_WHERE)
-]
-ServerFlag = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST[:PORT]|unix:PATH",
-        help="The server; PORT defaults to that of the protocol: 22133, 2222 or 2229.",
-        rich_help_panel=_WHERE,
-    ),
-]
-QueueFlag = Annotated[
-    str,
-    typer.Option("--queue", "-q", help="The queue, which must be empty.", rich_help_panel=_WHERE),
-]
-FlushFlag = Annotated[
-    bool,
-    typer.Option("--flush", help="Flush the queue if it is not empty.", rich_help_panel=_WHERE),
-]
+
+
+@dataclass(frozen=True)
+class TargetFlags(Access):
+    """The flags that say which server is tested, and how."""
+
+    protocol: Annotated[
+        WireProtocol, typer.Option(help="The protocol to use.", rich_help_panel=_WHERE)
+    ] = WireProtocol.MEMCACHE
+    server: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST[:PORT]|unix:PATH",
+            help="The server; PORT defaults to that of the protocol: 22133, 2222 or 2229.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = "127.0.0.1"
+    queue: Annotated[
+        str,
+        typer.Option(
+            "--queue", "-q", help="The queue, which must be empty.", rich_help_panel=_WHERE
+        ),
+    ] = "spam"
+    flush: Annotated[
+        bool,
+        typer.Option("--flush", help="Flush the queue if it is not empty.", rich_help_panel=_WHERE),
+    ] = False
+
+    @property
+    def addresses(self) -> str:
+        """The server, whose address may say a user and TLS."""
+        return self.server
+
+    def target(self) -> Target:
+        """Return the target of a load test."""
+        try:
+            address = parse_address(self.server, self.protocol.default_port)
+        except InvalidRequest as error:
+            raise wrong("--server", error) from error
+        if (problem := queue_name_error(self.queue)) is not None or "+" in self.queue:
+            raise wrong("--queue", f"{self.queue!r}: {problem or 'a fanout queue'}")
+        connect = connector(self.protocol, address, self.credentials, self.tls_context)
+        return Target(connect, self.queue, secrets.token_hex(4), _show_progress, self.flush)
+
+
 ClientsFlag = Annotated[int, typer.Option("--clients", "-c", min=1, help="How many clients.")]
 ItemsFlag = Annotated[int, typer.Option("--items", "-n", min=1, help="How many items in all.")]
 SizeFlag = Annotated[
@@ -79,12 +106,11 @@ SizeFlag = Annotated[
 RollupFlag = Annotated[
     int, typer.Option("--rollup", "-r", min=1, help="Items put in each round trip.")
 ]
-_QUEUE = "spam"
 _SIZE = 1024
 
 
 @app.command("put-many")
-def put_many(  # noqa: PLR0913 # one parameter a flag
+def put_many(  # one parameter a flag
     *,
     clients: ClientsFlag = 100,
     items: ItemsFlag = 10_000,
@@ -94,14 +120,11 @@ def put_many(  # noqa: PLR0913 # one parameter a flag
         int,
         typer.Option("--fanouts", "-f", min=0, help="Fanout queues that each receive every item."),
     ] = 0,
-    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
-    server: ServerFlag = "127.0.0.1",
-    queue: QueueFlag = _QUEUE,
-    flush: FlushFlag = False,
+    where: TargetFlags,
 ) -> None:
     """Have many clients put items into one queue at the same time, and read the items back."""
     options = put_many_test.Options(clients, items, size, rollup, fanouts)
-    _end(put_many_test.run(_target(protocol, server, queue, flush=flush), options))
+    _end(put_many_test.run(where.target(), options))
 
 
 @app.command("many-clients")
@@ -119,18 +142,15 @@ def many_clients(
             help="Time between two puts, such as 10ms.",
         ),
     ] = 0.0,
-    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
-    server: ServerFlag = "127.0.0.1",
-    queue: QueueFlag = _QUEUE,
-    flush: FlushFlag = False,
+    where: TargetFlags,
 ) -> None:
     """Have many clients wait for items that one client puts."""
     options = many_clients_test.Options(clients, items, size, pause)
-    _end(many_clients_test.run(_target(protocol, server, queue, flush=flush), options))
+    _end(many_clients_test.run(where.target(), options))
 
 
 @app.command("flood")
-def flood(  # noqa: PLR0913 # one parameter a flag
+def flood(  # one parameter a flag
     *,
     clients: Annotated[
         int,
@@ -145,18 +165,15 @@ def flood(  # noqa: PLR0913 # one parameter a flag
     preload: Annotated[
         bool, typer.Option("--preload", "-P", help="Put everything before reading anything.")
     ] = False,
-    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
-    server: ServerFlag = "127.0.0.1",
-    queue: QueueFlag = _QUEUE,
-    flush: FlushFlag = False,
+    where: TargetFlags,
 ) -> None:
     """Have producers and consumers move items through one queue as fast as they can."""
     options = flood_test.Options(clients, items, size, rollup, blocking=blocking, preload=preload)
-    _end(flood_test.run(_target(protocol, server, queue, flush=flush), options))
+    _end(flood_test.run(where.target(), options))
 
 
 @app.command("packing")
-def packing(  # noqa: PLR0913 # one parameter a flag
+def packing(  # one parameter a flag
     *,
     cycles: Annotated[
         int, typer.Option("--cycles", "-c", min=1, help="How often to fill and drain the queue.")
@@ -169,14 +186,11 @@ def packing(  # noqa: PLR0913 # one parameter a flag
     backlog: Annotated[
         int, typer.Option(min=0, help="Items put first; every cycle leaves as many in the queue.")
     ] = 0,
-    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
-    server: ServerFlag = "127.0.0.1",
-    queue: QueueFlag = _QUEUE,
-    flush: FlushFlag = False,
+    where: TargetFlags,
 ) -> None:
     """Fill and drain a queue again and again, and show the speed at each backlog."""
     options = packing_test.Options(cycles, items, size, rollup, backlog)
-    _end(packing_test.run(_target(protocol, server, queue, flush=flush), options))
+    _end(packing_test.run(where.target(), options))
 
 
 @app.command("leaky-reader")
@@ -188,25 +202,11 @@ def leaky_reader(
     leak: Annotated[
         int, typer.Option("--leak", "-l", min=2, help="Leave one in this many reads unconfirmed.")
     ] = 100,
-    protocol: ProtocolFlag = WireProtocol.MEMCACHE,
-    server: ServerFlag = "127.0.0.1",
-    queue: QueueFlag = _QUEUE,
-    flush: FlushFlag = False,
+    where: TargetFlags,
 ) -> None:
     """Have readers give back some of their open reads: every item must still arrive."""
     options = leaky_reader_test.Options(clients, items, size, leak)
-    _end(leaky_reader_test.run(_target(protocol, server, queue, flush=flush), options))
-
-
-def _target(protocol: WireProtocol, server: str, queue: str, *, flush: bool) -> Target:
-    try:
-        address = parse_address(server, protocol.default_port)
-    except InvalidRequest as error:
-        raise wrong("--server", error) from error
-    if (problem := queue_name_error(queue)) is not None or "+" in queue:
-        raise wrong("--queue", f"{queue!r}: {problem or 'a fanout queue'}")
-    connect = connector(protocol, address, credentials(server), tls(server))
-    return Target(connect, queue, secrets.token_hex(4), _show_progress, flush)
+    _end(leaky_reader_test.run(where.target(), options))
 
 
 def _end(outcome: Outcome) -> None:

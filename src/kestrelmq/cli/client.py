@@ -14,14 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    QueueArgument,
-    ServersFlag,
-    ZookeeperFlag,
-    check_exists,
-    connect,
-)
+from kestrelmq.cli.servers import QueueArgument, Servers, check_exists
 from kestrelmq.cli.terminal import (
     counting,
     item_for_output,
@@ -109,9 +102,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
             help="Send an item again if its reply was lost, at the risk of storing it twice.",
         ),
     ] = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Add one or many items to a queue.
 
@@ -127,7 +118,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
     """  # noqa: D301 # \b is for the help
     if lines and data not in {None, "-"}:
         raise typer.BadParameter("--lines reads standard input, and takes no DATA")
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if lines:
             stream = standard_input()
 
@@ -158,7 +149,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
             raise ServerRefused(f"queue {queue!r} is full, or the item is too large")
 
 
-def get(  # noqa: PLR0913 # one parameter a flag
+def get(  # one parameter a flag
     queue: QueueArgument,
     *,
     timeout: TimeoutFlag = None,
@@ -174,9 +165,7 @@ def get(  # noqa: PLR0913 # one parameter a flag
     create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
     as_json: JsonLinesFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Remove items from a queue and write them to standard output, byte for byte.
 
@@ -193,7 +182,7 @@ def get(  # noqa: PLR0913 # one parameter a flag
     """  # noqa: D301 # \b is for the help
     write = _writer(queue, delimiter, several=count != 1, as_json=as_json)
     taken = 0
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if not create:
             check_exists(client, queue)
         with closing(_items(client, queue, timeout, count, confirm=confirm)) as items:
@@ -209,16 +198,14 @@ def peek(
     *,
     timeout: TimeoutFlag = None,
     as_json: JsonLinesFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Write the next item of a queue to standard output, and leave it in the queue.
 
     In a cluster it is the next item of one of the servers. Exit status 1: there was no item. It is
     an error if the queue does not exist; the queue is not created.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         check_exists(client, queue)
         item = client.peek(queue, timeout)
     if item is None:
@@ -226,7 +213,7 @@ def peek(
     _writer(queue, None, several=False, as_json=as_json)(item)
 
 
-def monitor(  # noqa: PLR0913 # one parameter a flag
+def monitor(  # one parameter a flag
     queue: QueueArgument,
     seconds: Annotated[
         float,
@@ -239,9 +226,7 @@ def monitor(  # noqa: PLR0913 # one parameter a flag
     create: CreateFlag = False,
     delimiter: DelimiterFlag = None,
     as_json: JsonLinesFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Read the items that arrive within TIME, write them, and confirm them together.
 
@@ -253,7 +238,7 @@ def monitor(  # noqa: PLR0913 # one parameter a flag
     to the queue. Exit status 1: no item came, or there is no such queue.
     """  # noqa: D301 # \b is for the help
     write = _writer(queue, delimiter, several=True, as_json=as_json)
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if not create:
             check_exists(client, queue)
         with client.monitor(queue, seconds, max_items) as items:

@@ -7,13 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    ServersFlag,
-    ZookeeperFlag,
-    asking_each,
-    connect,
-)
+from kestrelmq.cli.servers import Servers
 from kestrelmq.cli.tables import JsonFlag, print_table
 from kestrelmq.client import Client, ConnectedClient
 from kestrelmq.errors import KestrelError
@@ -36,14 +30,7 @@ app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
-def clients(
-    context: typer.Context,
-    *,
-    as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
-) -> None:
+def clients(context: typer.Context, *, as_json: JsonFlag = False, servers: Servers) -> None:
     """List the clients that are connected to the servers, or disconnect one.
 
     \b
@@ -55,10 +42,10 @@ def clients(
     that takes several turns) or stalled (it does not read its replies).
     """  # noqa: D301 # \b is for the help
     if context.invoked_subcommand is not None:
-        if as_json or servers or zookeeper or path_prefix:
+        if as_json or servers.are_named:
             raise typer.BadParameter(f"give flags after {context.invoked_subcommand}")
         return
-    with asking_each(servers, zookeeper, path_prefix, Client.clients) as answers:
+    with servers.asking_each(Client.clients) as answers:
         found = [one for answer in answers for one in answer]
         if as_json:
             print(json.dumps([asdict(one) for one in found], indent=2))
@@ -70,16 +57,14 @@ def clients(
 def kill(
     number: Annotated[int, typer.Argument(metavar="ID", min=0, help="Its id in the list.")],
     *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Disconnect a client of one server; its open reads go back to their queues.
 
     Reads over thrift do not belong to a connection: they stay open until their time is up. Exit
     status 1: there is no such client.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if not client.kill_client(number):
             raise KestrelError(f"there is no client {number}")
 

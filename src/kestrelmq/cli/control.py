@@ -10,15 +10,11 @@ from typing import Annotated
 import typer
 
 from kestrelmq.cli.servers import (
-    PathPrefixFlag,
     QueueArgument,
-    ServersFlag,
+    Servers,
     YesFlag,
-    ZookeeperFlag,
     ask_to_confirm,
-    asking_each,
     check_exists,
-    connect,
     no_queue,
 )
 from kestrelmq.cli.tables import JsonFlag
@@ -54,9 +50,7 @@ def flush(
         bool, typer.Option("--all", help="Discard the items of every queue.")
     ] = False,
     yes: YesFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Drop all waiting items of a queue, on every server. The queue stays.
 
@@ -68,7 +62,7 @@ def flush(
     """  # noqa: D301 # \b is for the help
     if everything == (queue is not None):
         raise typer.BadParameter("give a QUEUE, or --all for every queue")
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if queue is not None:
             check_exists(client, queue)
             ask_to_confirm(f"Discard the items of queue {queue!r}?", yes=yes)
@@ -78,26 +72,19 @@ def flush(
             client.flush_all()
 
 
-def delete(
-    queue: QueueArgument,
-    *,
-    yes: YesFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
-) -> None:
+def delete(queue: QueueArgument, *, yes: YesFlag = False, servers: Servers) -> None:
     """Delete a queue with its items and its journal, on every server.
 
     A fanout queue, such as work+audit, stops receiving the items put into its master. On a terminal
     you are asked first. Exit status 1: the answer was no, or no server has the queue.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         check_exists(client, queue)
         ask_to_confirm(f"Delete queue {queue!r} and its items?", yes=yes)
         client.delete(queue)
 
 
-def declare(  # noqa: PLR0913 # one parameter a flag
+def declare(  # one parameter a flag
     queue: QueueArgument,
     *,
     fanout_only: Annotated[
@@ -123,9 +110,7 @@ def declare(  # noqa: PLR0913 # one parameter a flag
     max_items: Annotated[
         int | None, typer.Option(min=0, help="The most items that it may hold.")
     ] = None,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Create a queue with settings of its own on every server, or give it others.
 
@@ -137,7 +122,7 @@ def declare(  # noqa: PLR0913 # one parameter a flag
     kept over a restart, until the queue is deleted. A [queues.NAME] table in a server's
     configuration file wins over them.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         client.declare(
             queue,
             fanout_only=fanout_only,
@@ -152,9 +137,7 @@ def pause(
     queue: QueueArgument,
     operations: OperationsArgument = Operations.ALL,
     *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Pause the reads or the writes of a queue, on every server, until `kestrelmq resume`.
 
@@ -166,7 +149,7 @@ def pause(
     are paused is refused. Open reads can still be finished. What is paused survives a restart, and
     `kestrelmq queues` shows it. Exit status 1: no server has the queue.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if not client.pause(queue, operations.value):
             raise no_queue(queue)
 
@@ -175,15 +158,13 @@ def resume(
     queue: QueueArgument,
     operations: OperationsArgument = Operations.ALL,
     *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Resume the reads or the writes of a queue, on every server: the opposite of `pause`.
 
     Exit status 1: no server has the queue.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if not client.resume(queue, operations.value):
             raise no_queue(queue)
 
@@ -197,9 +178,7 @@ def status(
     ] = None,
     *,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Print the status of each server, or change it on all of them.
 
@@ -211,10 +190,10 @@ def status(
     reads can still be finished. The status survives a restart.
     """  # noqa: D301 # \b is for the help
     if new is not None:
-        with connect(servers, zookeeper, path_prefix) as client:
+        with servers.connect() as client:
             client.set_status(new.value)
         return
-    with asking_each(servers, zookeeper, path_prefix, Client.status) as answers:
+    with servers.asking_each(Client.status) as answers:
         found = {server: now for answer in answers for server, now in answer.items()}
         if as_json:
             print(json.dumps(found, indent=2))
@@ -223,26 +202,16 @@ def status(
             print(f"{server}\t{printable(now)}")
 
 
-def reload(
-    *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
-) -> None:
+def reload(*, servers: Servers) -> None:
     """Have every server reload its configuration file: the settings of queues and aliases.
 
     If the file has an error, nothing changes, and the message says what is wrong.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         client.reload()
 
 
-def shutdown(
-    *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
-) -> None:
+def shutdown(*, servers: Servers) -> None:
     """Stop every server cleanly. Items stay in the journals."""
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         client.shutdown()

@@ -4,12 +4,13 @@ import json
 import socket
 import ssl
 from base64 import b64encode
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from typing import Annotated, Any, Final
 
 import typer
 
-from kestrelmq.cli.servers import credentials, tls
+from kestrelmq.cli.servers import Access
 from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.values import duration, wrong
 from kestrelmq.client.address import Address, parse_address
@@ -17,6 +18,28 @@ from kestrelmq.errors import InvalidRequest, KestrelError, ServerUnavailable
 
 _PORT: Final = 2223
 _VARIABLE: Final = "KESTRELMQ_ADMIN"
+
+
+@dataclass(frozen=True)
+class AdminServer(Access):
+    """The flags that say which admin service is asked, and how."""
+
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server",
+            metavar="HOST[:PORT]|unix:PATH",
+            envvar=_VARIABLE,
+            show_default=False,
+            help=f"Its admin service (127.0.0.1:{_PORT}).",
+            rich_help_panel="Which server",
+        ),
+    ] = "127.0.0.1"
+
+    @property
+    def addresses(self) -> str:
+        """The server, whose address may say a user and TLS."""
+        return self.server
 
 
 def health(
@@ -35,17 +58,7 @@ def health(
         ),
     ] = 3.0,
     as_json: JsonFlag = False,
-    server: Annotated[
-        str,
-        typer.Option(
-            "--server",
-            metavar="HOST[:PORT]|unix:PATH",
-            envvar=_VARIABLE,
-            show_default=False,
-            help=f"Its admin service (127.0.0.1:{_PORT}).",
-            rich_help_panel="Which server",
-        ),
-    ] = "127.0.0.1",
+    where: AdminServer,
 ) -> None:
     """Ask a server's admin service for its health: exit status 0 if it is well, 1 if it is not.
 
@@ -61,10 +74,10 @@ def health(
         raise typer.BadParameter("give either --live or --ready")
     what = "live" if live else "ready"
     try:
-        address = parse_address(server, _PORT)
+        address = parse_address(where.server, _PORT)
     except InvalidRequest as error:
         raise wrong("--server", error) from error
-    found = _answer(_Connection(address, tls(server), timeout), f"/health/{what}", server)
+    found = _answer(_Connection(address, where.tls_context, timeout), f"/health/{what}", where)
     if as_json:
         print(json.dumps(found, indent=2))
     elif found.get(what):
@@ -94,10 +107,10 @@ class _Connection(HTTPConnection):
             self.sock = self._secure.wrap_socket(self.sock, server_hostname=self.host)
 
 
-def _answer(connection: _Connection, path: str, server: str) -> dict[str, Any]:
+def _answer(connection: _Connection, path: str, where: AdminServer) -> dict[str, Any]:
     """Return what the server says. Raises ServerUnavailable: it did not answer."""
     headers = {}
-    user = credentials(server)
+    user = where.credentials
     if user is not None:
         headers["Authorization"] = f"Basic {b64encode(':'.join(user).encode()).decode()}"
     try:
@@ -105,11 +118,11 @@ def _answer(connection: _Connection, path: str, server: str) -> dict[str, Any]:
         response = connection.getresponse()
         found = dict(json.loads(response.read()))
     except (OSError, HTTPException, TypeError, ValueError) as error:
-        raise ServerUnavailable(f"{server}: {str(error) or type(error).__name__}") from error
+        raise ServerUnavailable(f"{where.server}: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
     if response.status not in {200, 503}:
         told = found.get("error")
         reason = told.get("message", found) if isinstance(told, dict) else found
-        raise ServerUnavailable(f"{server}: {reason}")
+        raise ServerUnavailable(f"{where.server}: {reason}")
     return found

@@ -134,22 +134,22 @@ def _application(names: Sequence[str]) -> "typer.Typer":
         command = getattr(importlib.import_module(module), attribute)
         if isinstance(command, typer.Typer):
             application.add_typer(command, name=name)
-            _add_access_flags(command)
+            _spread_flags(command)
             _fill_lines(command)
         else:
             application.command(name)(command)
-    _add_access_flags(application)
+    _spread_flags(application)
     _fill_lines(application)
     return application
 
 
-def _add_access_flags(application: "typer.Typer") -> None:
-    """Give the commands that use servers the flags that say as whom, and over TLS or not."""
-    from kestrelmq.cli.servers import with_access  # noqa: PLC0415 # `--version` goes without
+def _spread_flags(application: "typer.Typer") -> None:
+    """Give the commands the flags of their groups."""
+    from kestrelmq.cli.flag_groups import spread  # noqa: PLC0415 # `--version` goes without
 
     for one in (*application.registered_commands, application.registered_callback):
         if one is not None and one.callback is not None:
-            one.callback = with_access(one.callback)
+            one.callback = spread(one.callback)
 
 
 def _fill_lines(application: "typer.Typer") -> None:

@@ -12,15 +12,7 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    QueueArgument,
-    ServersFlag,
-    ZookeeperFlag,
-    check_exists,
-    connect,
-    no_queue,
-)
+from kestrelmq.cli.servers import QueueArgument, Servers, check_exists, no_queue
 from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.cli.values import wrong
@@ -34,7 +26,7 @@ _COUNTED_EVERY: Final = 1000
 """Lines between two updates of how many were done."""
 
 
-def browse(  # noqa: PLR0913 # one parameter a flag
+def browse(  # one parameter a flag
     queue: QueueArgument,
     *,
     offset: Annotated[int, typer.Option(min=0, help="Pass over so many items.")] = 0,
@@ -51,9 +43,7 @@ def browse(  # noqa: PLR0913 # one parameter a flag
     as_json: Annotated[
         bool, typer.Option("--json", help="Print whole items as JSON lines, as an export does.")
     ] = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Show items of a queue and leave them there: place, size, and the beginning of the data.
 
@@ -71,9 +61,9 @@ def browse(  # noqa: PLR0913 # one parameter a flag
             re.compile(regex)
         except (re.error, RecursionError, OverflowError) as error:
             raise wrong("--pattern", f"no regular expression: {error}") from error
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         check_exists(client, queue)
-        for item in _found_items(client, queue, offset, count, text, regex):
+        for item in _found_items(servers, client, queue, offset, count, text, regex):
             if as_json:
                 print(export_line(queue, item))
             else:
@@ -95,6 +85,7 @@ def _letter(item: BrowsedItem) -> str:
 
 
 def _found_items(
+    servers: Servers,
     client: Client,
     queue: str,
     offset: int,
@@ -106,7 +97,7 @@ def _found_items(
     pages = client.browse(queue, offset, _page(count), text=text, pattern=pattern)
     for server, first in pages.items():
         page, left = first, count or -1
-        with connect(server, None, None) as one:
+        with Client(server, options=servers.options()) as one:
             while True:
                 for item in page.items:
                     yield item
@@ -137,16 +128,14 @@ def move(
     *,
     count: CountFlag = None,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Move items from the head of a queue to another one, on every server, in order.
 
     An item is in TARGET before it leaves QUEUE: if the server crashes, it may be in both. Exit
     status 1: TARGET refused an item, which is still in QUEUE; or no server has the queue.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report(queue, "moved", client.move(queue, target, count), as_json=as_json)
 
 
@@ -156,16 +145,14 @@ def copy(
     *,
     count: CountFlag = None,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Copy items from the head of a queue to another one, on every server, in order.
 
     What is read from QUEUE meanwhile may make it leave out or repeat some items. Exit status 1:
     TARGET refused an item, or no server has the queue.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report(queue, "copied", client.copy(queue, target, count), as_json=as_json)
 
 
@@ -177,16 +164,14 @@ def redrive(
     ] = None,
     *,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Move all items of a dead-letter queue back to where they came from, on every server.
 
     Exit status 1: an item was refused, or stays because its queue is unknown or gone; or no server
     has the dead-letter queue.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report(queue, "moved", client.redrive(queue, target), as_json=as_json)
 
 
@@ -202,13 +187,7 @@ def _report(queue: str, done: str, results: Mapping[str, Moved], *, as_json: boo
         raise KestrelError("; ".join(stopped))
 
 
-def export(
-    queue: QueueArgument,
-    *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
-) -> None:
+def export(queue: QueueArgument, *, servers: Servers) -> None:
     """Print the items of a queue as JSON lines, and leave them there.
 
     \b
@@ -218,7 +197,7 @@ def export(
     The lines are those of `kestrelmq journal export`. Items of open reads are not included. What is
     read from the queue meanwhile may make it leave out or repeat some items.
     """  # noqa: D301 # \b is for the help
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         check_exists(client, queue)
         with counting("exported", also=not standard_output().isatty()) as show:
             for number, line in enumerate(client.export(queue), 1):
@@ -236,9 +215,7 @@ def import_items(
     queue: Annotated[
         str | None, typer.Option(help="Add all items to this queue, whatever the lines say.")
     ] = None,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Add the items of JSON lines, as an export prints them, to their queues.
 
@@ -246,7 +223,7 @@ def import_items(
     added. Those that have expired meanwhile are left out; those that are not due are delayed. Exit
     status 1: a line is wrong, or an item was refused; the message says how many were added.
     """
-    connected = connect(servers, zookeeper, path_prefix)
+    connected = servers.connect()
     with connected as client, _lines(file) as lines, counting("read") as show:
         added = client.import_items(_counted(lines, show), queue=queue)
     print(f"{added} items added")

@@ -1,22 +1,17 @@
 """`kestrelmq pipeline`: the Spark pipelines as commands; each prints a table of its results."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from kestrelmq.cli.journal import DialectName
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    ServersFlag,
-    ZookeeperFlag,
-    access,
-    client_options,
-    membership,
-    named_servers,
-)
+from kestrelmq.cli.servers import PASSWORD_VARIABLE, Access, Servers
 from kestrelmq.cli.spark_runs import STOPS, error_line, handled_by, spark_session
 from kestrelmq.cli.tables import JsonFlag, print_rows
 from kestrelmq.cli.values import duration, time, wrong
@@ -24,6 +19,7 @@ from kestrelmq.errors import KestrelError
 from kestrelmq.names import queue_name_error
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from kestrelmq.spark.cluster_options import ClusterOptions
@@ -52,6 +48,11 @@ def _pairs(example: str) -> Callable[[list[str] | None], list[str] | None]:
         return given
 
     return checked
+
+
+def _by_name(given: list[str] | None) -> dict[str, str]:
+    """Return the values of a flag that takes NAME=VALUE, by name."""
+    return {name: value for name, _, value in (one.partition("=") for one in given or ())}
 
 
 StorageFlag = Annotated[
@@ -120,37 +121,9 @@ def _checked_start(text: str) -> str:
     return text
 
 
-MasterFlag = Annotated[
-    str,
-    typer.Option(
-        "--master",
-        metavar="URL",
-        callback=_checked_master,
-        help="Spark's master; local[*] is this machine.",
-    ),
-]
-ConfFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--conf",
-        metavar="KEY=VALUE",
-        callback=_pairs("KEY=VALUE, such as spark.executor.memory=4g"),
-        help="A setting of Spark, such as spark.executor.memory=4g; may be repeated, and overrides "
-        "what this command sets.",
-    ),
-]
-PackagesFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--packages",
-        metavar="MAVEN,...",
-        help="Jars that Spark fetches, such as org.apache.hadoop:hadoop-aws:3.5.0.",
-    ),
-]
 OverwriteFlag = Annotated[
     bool, typer.Option("--overwrite", help="Replace existing output, which is otherwise an error.")
 ]
-_LOCAL: Final = "local[*]"
 _PARQUET: Final = "parquet"
 _EARLIEST: Final = "earliest"
 _BATCH_ITEMS: Final = 100_000
@@ -160,21 +133,67 @@ _POLL: Final = 1
 _MOST_ITEMS: Final = 1 << 22
 
 
+@dataclass(frozen=True)
+class SparkFlags:
+    """The flags that say where Spark runs, and how it reads and writes."""
+
+    storage_option: StorageFlag = None
+    master: Annotated[
+        str,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            callback=_checked_master,
+            help="Spark's master; local[*] is this machine.",
+        ),
+    ] = "local[*]"
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--conf",
+            metavar="KEY=VALUE",
+            callback=_pairs("KEY=VALUE, such as spark.executor.memory=4g"),
+            help="A setting of Spark, such as spark.executor.memory=4g; may be repeated, and "
+            "overrides what this command sets.",
+        ),
+    ] = None
+    packages: Annotated[
+        str | None,
+        typer.Option(
+            "--packages",
+            metavar="MAVEN,...",
+            help="Jars that Spark fetches, such as org.apache.hadoop:hadoop-aws:3.5.0.",
+        ),
+    ] = None
+
+    @property
+    def storage(self) -> dict[str, str]:
+        """The options of the store, by name."""
+        return _by_name(self.storage_option)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of Spark, by name."""
+        jars = {"spark.jars.packages": self.packages} if self.packages else {}
+        return jars | _by_name(self.conf)
+
+    def session(self, what: str) -> AbstractContextManager["SparkSession"]:
+        """Run a session with a progress bar of this title, as `spark_session` does."""
+        return spark_session(self.master, what, self.settings)
+
+
 @app.command()
-def report(  # noqa: PLR0913 # one for each flag
+def report(  # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
     table_format: FormatFlag = _PARQUET,
-    storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a page with charts about the items of the queues, and the same data as tables."""
-    with spark_session(master, "report", spark_settings(conf, packages)) as spark:
+    with flags.session("report") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
         written = pipelines.report(
@@ -183,7 +202,7 @@ def report(  # noqa: PLR0913 # one for each flag
             output,
             mode=_mode(overwrite=overwrite),
             table_format=table_format,
-            storage=_by_name(storage_option),
+            storage=flags.storage,
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
     delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
@@ -192,20 +211,17 @@ def report(  # noqa: PLR0913 # one for each flag
 
 
 @app.command()
-def replay(  # noqa: PLR0913 # one for each flag
+def replay(  # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
     table_format: FormatFlag = _PARQUET,
-    storage_option: StorageFlag = None,
     overwrite: OverwriteFlag = False,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the items that are in the queues now to a table."""
-    with spark_session(master, "replay", spark_settings(conf, packages)) as spark:
+    with flags.session("replay") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         written = pipelines.replay(
@@ -214,28 +230,25 @@ def replay(  # noqa: PLR0913 # one for each flag
             output,
             mode=_mode(overwrite=overwrite),
             table_format=table_format,
-            storage=_by_name(storage_option),
+            storage=flags.storage,
         )
     delayed = ("delayed",) if any(one.delayed for one in written) else ()
     _table(written, ("queue", "items", "open_reads", "bytes", *delayed), as_json=as_json)
 
 
 @app.command()
-def history(  # noqa: PLR0913 # one for each flag
+def history(  # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
     table_format: FormatFlag = _PARQUET,
-    storage_option: StorageFlag = None,
     with_data: Annotated[bool, typer.Option("--with-data", help="Keep the items' data.")] = False,
     overwrite: OverwriteFlag = False,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Write every item that the journals still contain, with its fate, to a table."""
-    with spark_session(master, "history", spark_settings(conf, packages)) as spark:
+    with flags.session("history") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
         from kestrelmq.spark.reading import (  # noqa: PLC0415 # as above
             place_of,
@@ -244,7 +257,7 @@ def history(  # noqa: PLR0913 # one for each flag
         )
         from kestrelmq.spark.storage.spool import check_apart  # noqa: PLC0415 # as above
 
-        journals = place_of(spark, path, _by_name(storage_option))
+        journals = place_of(spark, path, flags.storage)
         check_apart(journals, output)
         items = pipelines.history(spark, journals, with_data=with_data)
         write_table(items, output, _mode(overwrite=overwrite), table_format=table_format)
@@ -254,20 +267,12 @@ def history(  # noqa: PLR0913 # one for each flag
 
 
 @app.command()
-def verify(
-    path: JournalsArgument,
-    *,
-    storage_option: StorageFlag = None,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
+def verify(path: JournalsArgument, *, flags: SparkFlags, as_json: JsonFlag = False) -> None:
     """Check every journal file; exit status 1 if one is damaged or cannot be read."""
-    with spark_session(master, "verify", spark_settings(conf, packages)) as spark:
+    with flags.session("verify") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        checks = pipelines.verify(spark, path, storage=_by_name(storage_option))
+        checks = pipelines.verify(spark, path, storage=flags.storage)
     rows = [
         [check.file, str(check.size), str(check.records), _state(check)]
         for check in sorted(checks, key=lambda check: check.is_good)
@@ -294,22 +299,17 @@ def pack(
             help="With a queue path in a store: another one, for the packed journals.",
         ),
     ] = None,
-    storage_option: StorageFlag = None,
     dialect: Annotated[
         DialectName, typer.Option(help="The dialect to write.")
     ] = DialectName.DOCUMENTED,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Pack the journals of all queues; nobody else may be using the queue path."""
-    with spark_session(master, "pack", spark_settings(conf, packages)) as spark:
+    with flags.session("pack") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
-        packed = pipelines.pack(
-            spark, path, output, dialect=dialect.value, storage=_by_name(storage_option)
-        )
+        packed = pipelines.pack(spark, path, output, dialect=dialect.value, storage=flags.storage)
     _table(packed, ("queue", "items", "before", "after"), as_json=as_json)
 
 
@@ -371,14 +371,9 @@ def archive(  # noqa: PLR0913 # one for each flag
     batch_items: Annotated[
         int, typer.Option(min=1, max=_MOST_ITEMS, help="Items in a batch, at most.")
     ] = _BATCH_ITEMS,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
     table_format: FormatFlag = _PARQUET,
-    storage_option: StorageFlag = None,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Move or copy items of queues to a table, now or continuously.
@@ -395,7 +390,7 @@ def archive(  # noqa: PLR0913 # one for each flag
     """  # noqa: D301 # \b is for the help
     if journals is None and not queues:
         raise typer.BadParameter("give QUEUE..., or --journals PATH")
-    if journals is not None and any((copy, servers, zookeeper, path_prefix)):
+    if journals is not None and (copy or servers.are_named):
         raise typer.BadParameter("--copy and the servers do not go with --journals")
     if journals is not None and batch_items != _BATCH_ITEMS:
         raise typer.BadParameter("--batch-items does not go with --journals")
@@ -404,15 +399,15 @@ def archive(  # noqa: PLR0913 # one for each flag
     if journals is None and (accept_loss or start != _EARLIEST):
         raise typer.BadParameter("--start and --accept-loss go with --journals")
     interval = f"{round(every * 1000)} milliseconds" if follow else None
-    storage = _by_name(storage_option)
+    storage = flags.storage
     if journals is None:
-        membership(servers, zookeeper, path_prefix)  # wrong flags are found before Spark starts
-        access(servers)
-    with spark_session(master, "archive", spark_settings(conf, packages)) as spark:
+        servers.membership()  # wrong flags are found before Spark starts
+        servers.options()
+    with flags.session("archive") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if journals is None:
-            cluster = _cluster(servers, zookeeper, path_prefix)
+            cluster = _cluster(servers)
             live = pipelines.ArchiveOptions(
                 cluster,
                 queues or [],
@@ -446,6 +441,7 @@ def settle(
     ],
     *,
     storage_option: StorageFlag = None,
+    access: Access,
     as_json: JsonFlag = False,
 ) -> None:
     """Settle what a streaming query of live queues holds that will not go on.
@@ -457,7 +453,7 @@ def settle(
     from kestrelmq.spark.storage.locations import located  # noqa: PLC0415 # as above
 
     place = located(checkpoint, _by_name(storage_option), "checkpoint")
-    found = list(settled(place, client_options(None, None)))
+    found = list(settled(place, access.options()))
     _table(found, ("server", "finished", "released"), as_json=as_json)
 
 
@@ -498,14 +494,9 @@ def restore(  # noqa: PLR0913 # one for each flag
         int | None,
         typer.Option(parser=time, metavar="TIME", help="Only items added before this time."),
     ] = None,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
     table_format: FormatFlag = _PARQUET,
-    storage_option: StorageFlag = None,
-    master: MasterFlag = _LOCAL,
-    conf: ConfFlag = None,
-    packages: PackagesFlag = None,
+    flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
     """Restore items to journals (--output) or to live servers (--live).
@@ -520,15 +511,15 @@ def restore(  # noqa: PLR0913 # one for each flag
     """  # noqa: D301 # \b is for the help
     if live == (output is not None):
         raise typer.BadParameter("give either --output DIR or --live")
-    if not live and any((queue, servers, zookeeper, path_prefix)):
+    if not live and (queue or servers.are_named):
         raise typer.BadParameter("--queue and the servers go with --live")
     if since is not None and until is not None and since >= until:
         raise wrong("--since", "it is not before --until")
-    storage = _by_name(storage_option)
+    storage = flags.storage
     if live:
-        membership(servers, zookeeper, path_prefix)  # as above
-        access(servers)
-    with spark_session(master, "restore", spark_settings(conf, packages)) as spark:
+        servers.membership()  # as above
+        servers.options()
+    with flags.session("restore") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # as above
 
         if output is not None:
@@ -542,7 +533,7 @@ def restore(  # noqa: PLR0913 # one for each flag
                 storage=storage,
             )
         else:
-            cluster = _cluster(servers, zookeeper, path_prefix)
+            cluster = _cluster(servers)
             items = pipelines.restore_live(
                 spark,
                 source,
@@ -553,16 +544,6 @@ def restore(  # noqa: PLR0913 # one for each flag
                 table_format=table_format,
             )
     print_rows(["restored to", "items"], [[output or "live servers", str(items)]], as_json=as_json)
-
-
-def _by_name(given: list[str] | None) -> dict[str, str]:
-    """Return the values of a flag that takes NAME=VALUE, by name."""
-    return {name: value for name, _, value in (one.partition("=") for one in given or ())}
-
-
-def spark_settings(conf: list[str] | None, packages: str | None) -> dict[str, str]:
-    """Return Spark's settings."""
-    return ({"spark.jars.packages": packages} if packages else {}) | _by_name(conf)
 
 
 def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:
@@ -585,13 +566,14 @@ def wait_for(query: "StreamingQuery", *, follow: bool) -> None:
         raise KestrelError(error_line(error))
 
 
-def _cluster(
-    servers: str | None, zookeeper: str | None, path_prefix: str | None
-) -> "ClusterOptions":
+def _cluster(servers: Servers) -> "ClusterOptions":
     from kestrelmq.spark.cluster_options import ClusterOptions  # noqa: PLC0415 # Spark may be missing
 
-    named = named_servers(servers, zookeeper, path_prefix)
-    return ClusterOptions(named, zookeeper, path_prefix, **access(servers))
+    known = asdict(servers) | {"servers": servers.named}
+    if servers.credentials is not None:
+        file = servers.password_file or os.environ[PASSWORD_VARIABLE]
+        known |= {"user": servers.credentials[0], "password_file": file}
+    return ClusterOptions(**known)
 
 
 def _table(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:

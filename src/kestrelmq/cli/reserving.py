@@ -8,14 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from kestrelmq.cli.client import TimeoutFlag
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    QueueArgument,
-    ServersFlag,
-    ZookeeperFlag,
-    asking_each,
-    connect,
-)
+from kestrelmq.cli.servers import QueueArgument, Servers
 from kestrelmq.cli.tables import JsonFlag, print_table
 from kestrelmq.cli.terminal import OutputError, standard_output, write_out
 from kestrelmq.cli.values import duration
@@ -75,9 +68,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     nodata: Annotated[
         bool, typer.Option("--nodata", help="Print how much was reserved of each queue instead.")
     ] = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Reserve items for a time, and print each as a line of JSON.
 
@@ -91,7 +82,7 @@ def reserve(  # noqa: PLR0913 # one parameter a flag
     Items that could not be printed are given back, except those of a tag.
     """  # noqa: D301 # \b is for the help
     standard_output()  # if it is closed, nothing is reserved
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         reserve_some = client.hold_many if nodata else client.reserve_many
         found: Sequence[ReservedRead | ReservedCount] | None = reserve_some(
             queues,
@@ -133,19 +124,17 @@ def finish(
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Confirm reserved items, or those of a tag: they are gone.
 
     Exit status 1: one of them was not reserved any more, and may be delivered again.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report("finished", client.finish(queue, reads or None, tag=tag), reads)
 
 
-def release(  # noqa: PLR0913 # one parameter a flag
+def release(  # one parameter a flag
     queue: Annotated[
         str, typer.Argument(metavar="QUEUE", help="The queue; with --owner, by default all.")
     ] = "",
@@ -167,9 +156,7 @@ def release(  # noqa: PLR0913 # one parameter a flag
     dead: Annotated[
         bool, typer.Option("--dead", help="Move the items to the dead-letter queue now.")
     ] = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Give reserved items back, or those of a tag or an owner.
 
@@ -180,7 +167,7 @@ def release(  # noqa: PLR0913 # one parameter a flag
     """  # noqa: D301 # \b is for the help
     if not queue and not owner:
         raise typer.BadParameter("give a queue, or --owner")
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         if queue:
             count = client.release(
                 queue,
@@ -202,15 +189,13 @@ def extend(
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Let the leases of reserved items, or of those of a tag, begin anew.
 
     Exit status 1: one of them was not reserved any more.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         count = client.extend(queue, lease, reads or None, tag=tag)
         _report("extended", count, reads)
 
@@ -219,16 +204,14 @@ def extend_owner(
     owner: Annotated[str, typer.Argument(metavar="NAME", help="Whose the items are.")],
     lease: LeaseArgument,
     *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Let the leases of all reserved items of an owner, in all queues, begin anew.
 
     Unless the owner has other connections, the leases shrink again to its grace when this command
     has ended.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report("extended", client.extend_owner(owner, lease), None)
 
 
@@ -238,17 +221,13 @@ def owners(
     ] = "*",
     *,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """List the owners of reserved items: how many they hold, under how many tags, for how long.
 
     The age is how long, in seconds, an owner has held items without a break.
     """
-    with asking_each(
-        servers, zookeeper, path_prefix, lambda client: client.owners(pattern)
-    ) as answers:
+    with servers.asking_each(lambda client: client.owners(pattern)) as answers:
         found = [asdict(one) for answer in answers for one in answer]
         if as_json:
             print(json.dumps(found, indent=2))
@@ -261,15 +240,13 @@ def retire(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name in the tags.")],
     epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="Their last epoch.")],
     *,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Forget the tags of a name up to an epoch, and refuse them from now on.
 
     Items that are reserved under them go back to the queue, as if never delivered.
     """
-    with connect(servers, zookeeper, path_prefix) as client:
+    with servers.connect() as client:
         _report("retired", client.retire(queue, name, epoch), None)
 
 

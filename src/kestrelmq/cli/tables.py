@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.cells import cell_len
 
-from kestrelmq.cli.servers import PathPrefixFlag, ServersFlag, ZookeeperFlag, asking_each, no_queue
+from kestrelmq.cli.servers import Servers, no_queue
 from kestrelmq.cli.terminal import printable, shortened, standard_output
 from kestrelmq.client import Client, QueueStats
 from kestrelmq.client.statistics import (
@@ -54,9 +54,7 @@ def stats(
     ] = None,
     *,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Print every statistic of every server, or those of one queue.
 
@@ -66,9 +64,7 @@ def stats(
 
     Exit status 1: there is no such queue, or a server did not answer; the others are printed.
     """  # noqa: D301 # \b is for the help
-    with asking_each(
-        servers, zookeeper, path_prefix, lambda client: _stats_of(client, queue)
-    ) as found:
+    with servers.asking_each(lambda client: _stats_of(client, queue)) as found:
         answers = {server: values for one in found for server, values in one.items()}
         if answers and as_json:
             print(json.dumps(answers, indent=2))
@@ -103,9 +99,7 @@ def queues(
         bool, typer.Option("--by-server", help="A line for each queue of each server.")
     ] = False,
     as_json: JsonFlag = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """List the queues: items and bytes waiting, the age of the last item read, what is paused.
 
@@ -118,7 +112,7 @@ def queues(
     names each queue that a server could not load. Exit status 1: a server did not answer; the
     others are printed. A terminal shows the columns that fit, and long names shortened.
     """  # noqa: D301 # \b is for the help
-    with asking_each(servers, zookeeper, path_prefix, Client.stats) as answers:
+    with servers.asking_each(Client.stats) as answers:
         told = {server: pairs.items() for answer in answers for server, pairs in answer.items()}
         for server, pairs in told.items():
             for name, reason in damaged_queues(pairs).items():

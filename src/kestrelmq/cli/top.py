@@ -14,13 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kestrelmq.cli.servers import (
-    PathPrefixFlag,
-    ServersFlag,
-    ZookeeperFlag,
-    client_options,
-    membership,
-)
+from kestrelmq.cli.servers import Servers
 from kestrelmq.cli.tables import as_number
 from kestrelmq.cli.terminal import ellipsis, keys_at_once, printable, standard_output
 from kestrelmq.cli.values import duration
@@ -84,9 +78,7 @@ def top(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each view as a line of JSON.")
     ] = False,
-    servers: ServersFlag = None,
-    zookeeper: ZookeeperFlag = None,
-    path_prefix: PathPrefixFlag = None,
+    servers: Servers,
 ) -> None:
     """Watch servers and their busiest queues: items, rates, ages, reads, waiters, pauses.
 
@@ -103,8 +95,8 @@ def top(
     def view_of(before: Samples, after: Samples) -> RenderableType:
         return _json(before, after, lines) if as_json else _view(before, after, lines)
 
-    watched = membership(servers, zookeeper, path_prefix)
-    options = client_options(_TIMEOUTS, servers)
+    watched = servers.membership()
+    options = servers.options(_TIMEOUTS)
     try:
         is_terminal = standard_output().isatty() and not as_json
         with (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kestrelmq.cli.pipeline import spark_settings, wait_for
+from kestrelmq.cli.pipeline import SparkFlags, wait_for
 from kestrelmq.cli.spark_runs import root_cause, signals_held_back, sigterm_exits
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def test_an_error_of_java_is_one_line(error: JavaError, line: str) -> None:
 
 def test_packages_are_a_setting_that_conf_overrides() -> None:
     """As of `spark-submit`."""
-    assert spark_settings(["a=b=c"], None) == {"a": "b=c"}
-    assert spark_settings(None, "g:a:1") == {"spark.jars.packages": "g:a:1"}
-    assert spark_settings(["spark.jars.packages=x"], "y") == {"spark.jars.packages": "x"}
+    assert SparkFlags(conf=["a=b=c"]).settings == {"a": "b=c"}
+    assert SparkFlags(packages="g:a:1").settings == {"spark.jars.packages": "g:a:1"}
+    assert SparkFlags(conf=["spark.jars.packages=x"], packages="y").settings == {
+        "spark.jars.packages": "x"
+    }
