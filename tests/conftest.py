@@ -1,7 +1,10 @@
 """How random tests draw their examples, and how tests are spread over processes."""
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -23,10 +26,22 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-_LONGEST: Final = ("/spark/test_", "/test_stor", "/pages/", "/e2e/", "/crash/", "/integration/")
+_LONGEST: Final = (
+    "/test_cluster.py",
+    "/spark/test_",
+    "::test_the_programs_of_the_pages",
+    "/pages/",
+    "/test_stor",
+    "/e2e/",
+    "/crash/",
+    "/integration/",
+)
 """What is in the paths of the longest groups of tests, which come first."""
 _STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "packed")
 """What is in the names of those modules of `spark` that take half of its time."""
+
+_CLASSES: Final = Path(sys.prefix) / ".stamps/spark.jsa"
+"""Classes of Spark, as `make everything` stores them."""
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
@@ -64,6 +79,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """End what the tests start if they cannot do so themselves, and measure what they cost."""
     guard()
+    # Every Java that a test starts, by whatever command, is soon there and soon gone.
+    quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    stored = f" -Xlog:disable -XX:SharedArchiveFile={_CLASSES}" if _CLASSES.exists() else ""
+    os.environ["JAVA_TOOL_OPTIONS"] = quick + stored
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses"):
         config.pluginmanager.register(CpuMeter())
@@ -72,7 +91,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
-    """Spread the tests over the processes of `-n`."""
+    """Spread the tests over the processes of `-n`, in the order of `_rank`.
+
+    Otherwise those groups come first that have the most tests, which take the least time each.
+    """
+    config.option.loadscopereorder = False
     return Groups(config, log)
 
 

@@ -33,7 +33,7 @@ from kestrelmq.spark.reading import (
 )
 from kestrelmq.spark.session import local_session, start_query
 from tests.integration.test_tls import Site
-from tests.spark.processes import PIPELINE, QUICK_JAVA
+from tests.spark.processes import PIPELINE
 from tests.support.object_store import ObjectStore, running_store
 from tests.support.patience import PATIENCE
 from tests.support.server import running_server
@@ -177,7 +177,7 @@ def main(shared: Path, way: str) -> None:
     python = shared / "python"
     python.write_text(session.WORKER_PYTHON.format(python=sys.executable))
     python.chmod(0o700)
-    os.environ |= QUICK_JAVA | {"SPARK_LOCAL_IP": HUB}
+    os.environ["SPARK_LOCAL_IP"] = HUB
     # The one that runs in each `make test` is quick, the others have Python as clusters do.
     os.environ["PYSPARK_PYTHON"] = str(python) if way == "connect" else sys.executable
     os.environ["SPARK_TESTING"] = "1"  # the port of Spark Connect is any that is free

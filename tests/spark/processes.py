@@ -14,8 +14,6 @@ from tests.support.patience import PATIENCE, until
 
 PIPELINE: Final = [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", "pipeline"]
 """The command `kestrelmq pipeline`."""
-QUICK_JAVA: Final = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
-"""Variables with which Spark starts sooner in a command; see `kestrelmq.spark.session`."""
 
 
 class SparkProcess:

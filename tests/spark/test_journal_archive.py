@@ -1,6 +1,5 @@
 """The archive of what is added to queues, made from their journals."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from kestrelmq.spark.pipelines import (
     restore,
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
-from tests.spark.processes import PIPELINE, QUICK_JAVA
+from tests.spark.processes import PIPELINE
 from tests.spark.spools import NOW, load, write
 from tests.spark.test_commands import Terminal
 from tests.support.patience import PATIENCE, until
@@ -177,7 +176,6 @@ def test_the_command_follows_until_it_is_killed(
     client.put("other", b"not wanted")
     following = subprocess.Popen(
         [*PIPELINE, *words, "--master", "local[1]", "--follow", "--every", "1 second"],
-        env=os.environ | QUICK_JAVA,
     )
     for batch in range(2):
         client.put_many("work", sent[batch * 20 : batch * 20 + 20])

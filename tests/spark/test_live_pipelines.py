@@ -28,7 +28,7 @@ from kestrelmq.spark.pipelines import (
 )
 from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from kestrelmq.spark.pipelines.restore import in_time_range
-from tests.spark.processes import PIPELINE, QUICK_JAVA
+from tests.spark.processes import PIPELINE
 from tests.spark.spools import load
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
@@ -170,7 +170,6 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
     screen, terminal = pty.openpty()
     following = subprocess.Popen(
         [*PIPELINE, "archive", "work", "-o", output, *where, *often],
-        env=os.environ | QUICK_JAVA,
         stdout=subprocess.PIPE,
         stderr=terminal,
         text=True,

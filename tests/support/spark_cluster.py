@@ -21,7 +21,6 @@ HUB: Final = "10.123.45.1"
 """The hub's address."""
 MASTER: Final = f"spark://{HUB}:7077"
 _WORKERS: Final = ("10.123.45.2", "10.123.45.3")
-_QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _SPARK: Final = Path(pyspark.__file__).parent
 _PRIVATE: Final = """
 mount --bind "$1" /mnt && mount -t tmpfs none /tmp && mkdir -p "$1" && mount --bind /mnt "$1"
@@ -53,7 +52,6 @@ def running_cluster(shared: Path) -> Iterator[SparkCluster]:
     """Run a cluster whose machines share a directory during a `with` block."""
     hub, *others = (f"kmq{os.getpid()}-{number}" for number in range(3))
     environment = os.environ | {
-        "JAVA_TOOL_OPTIONS": _QUICK,
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_NO_DAEMONIZE": "1",
     }

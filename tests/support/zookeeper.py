@@ -57,8 +57,6 @@ class ZooKeeper:
                 [
                     java,
                     "-Xmx64m",
-                    "-XX:+UseSerialGC",
-                    "-XX:TieredStopAtLevel=1",
                     "-cp",
                     str(JAR),
                     "org.apache.zookeeper.server.ZooKeeperServerMain",
