@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.config import QueueConfig, ServerConfig
+from kestrelmq.format.records import item_data
 from kestrelmq.idempotent_producers import PutMark
 from kestrelmq.journal.open_read import ReserveTerms
+from kestrelmq.queue.paused import Paused
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
@@ -131,3 +133,41 @@ def test_an_old_queue_stays_while_a_tag_is_done(tmp_path: Path) -> None:
     queues.collection.sweep()
     assert queues.collection.queues == {}
     queues.close()
+
+
+def test_a_peek_shows_the_oldest_of_many_overdue_reads(tmp_path: Path) -> None:
+    """Which stays open; unless it has expired, or reads are paused."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    queue, clock = spool.queue(), spool.clock
+    spool.add(b"oldest", expiry=clock.now() + 2000)
+    spool.add(*(b"%d" % number for number in range(600)))
+    for _ in range(600):
+        assert queue.line.open_read(0.5)
+    spool.commit()
+    clock.advance(1)
+    assert queue.returns.give_back_overdue() == 500
+    head = queue.line.peek()
+    assert head is not None
+    assert (item_data(head), len(queue.reads.open)) == (b"oldest", 100)
+    queue.pause(Paused.READS)
+    assert queue.line.peek() is None
+    queue.pause(Paused.NOTHING)
+    clock.advance(1)
+    head = queue.line.peek()
+    assert head is not None
+    assert (item_data(head), queue.counts.expired_items) == (b"99", 1)
+    spool.close()
+
+
+@pytest.mark.parametrize("limit", ["its own", "the queue's"])
+def test_an_item_has_expired_at_its_very_time(tmp_path: Path, limit: str) -> None:
+    """A millisecond before, it is there; it may be older than the queue's limit."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(b"x", expiry=spool.clock.now() + 1000 if limit == "its own" else 0)
+    if limit == "the queue's":
+        assert not spool.reload(queue_settings(tmp_path, max_age="1 second"))
+    spool.clock.advance(0.999)
+    assert spool.queue().line.peek() is not None
+    spool.clock.advance(0.001)
+    assert spool.queue().line.peek() is None
+    spool.close()

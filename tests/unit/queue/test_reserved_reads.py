@@ -1068,6 +1068,25 @@ def test_reserved_items_take_only_so_much_memory(tmp_path: Path) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize("bytes_left", [0, 1])
+def test_half_of_the_memory_is_left_to_others(tmp_path: Path, bytes_left: int) -> None:
+    """By those who ask for that, as soon as half of it is taken."""
+    spool = Spool(tmp_path, max_memory_size=1000)
+    taken = RESERVED_MEMORY // 2 - bytes_left
+    spool.add(b"x" * (taken - ADDX_HEADER - OVERHEAD), b"a", b"b")
+    reserved = spool.queue().reserved
+    assert reserved.reserve(TERMS, 1, 1, 1, leaves_half=True)
+    assert spool.queue().reads.reserved.size == taken
+    if bytes_left:
+        assert reserved.reserve(TERMS, 2, 1, 1, leaves_half=True)
+    else:
+        with pytest.raises(ReservedMemoryFull, match="half of max_memory_size"):
+            reserved.reserve(TERMS, 2, 1, 1, leaves_half=True)
+    assert reserved.reserve(TERMS, 3, 1, 1)
+    spool.commit()
+    spool.close()
+
+
 def test_the_memory_of_many_reads_comes_back(tmp_path: Path) -> None:
     """At the next upkeep after they ended."""
     spool = Spool(tmp_path)

@@ -155,6 +155,23 @@ def test_a_tour_reads_on_where_it_was(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_tour_goes_on_behind_what_was_taken(tmp_path: Path) -> None:
+    """Before it, and before its place or beyond that during it; what is added then is left out."""
+    spool = LocalQueues(queue_settings(tmp_path))
+    spool.add(*(b"%d" % number for number in range(10)))
+    for _ in range(3):
+        spool.take()
+    takes = iter([4, 0, 0])
+
+    def between() -> None:
+        spool.add(b"new")
+        for _ in range(next(takes)):
+            spool.take()
+
+    assert toured(spool, 2, between=between) == [b"3", b"4", b"7", b"8", b"9"]
+    spool.close()
+
+
 def test_a_tour_ends_at_what_is_not_written_yet(tmp_path: Path) -> None:
     """It does not look for that again and again."""
     spool = LocalQueues(queue_settings(tmp_path, max_memory_size=10))
