@@ -5,6 +5,7 @@ from typing import Any
 
 from kestrelmq.client import Client
 from kestrelmq.format.records import item_data
+from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.spool_follower import EVERYTHING, SpoolFollower
 from tests.support.patience import until
 from tests.support.server import running_server
@@ -35,7 +36,7 @@ def test_nothing_is_missed_of_files_that_are_kept(tmp_path: Path) -> None:
     """Each item once, though the server packs the file that the stream is in, and is killed."""
     config = CONFIG.format(kept="1d")
     with running_server(tmp_path, config=config) as server, Client(server.address) as client:
-        follower = SpoolFollower(str(server.queue_path), wait=0)
+        follower = SpoolFollower(JournalStreamOptions(str(server.queue_path), wait=0))
         offset = follower.initial_offset()
         sent: list[bytes] = []
         found: list[bytes] = []

@@ -12,7 +12,9 @@ import pytest
 from kestrelmq.client import Client
 from kestrelmq.client.cluster import membership_of
 from kestrelmq.errors import ConfigError, KestrelError, ServerRefused
+from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.sources.live_offsets import Held, chunks_of, parse_offset
+from kestrelmq.spark.sources.live_options import KestrelReadOptions
 from kestrelmq.spark.sources.live_reads import HeldItems, HeldItemsAreGone
 from kestrelmq.spark.sources.live_stream import (
     BACKLOG_PAUSE,
@@ -52,11 +54,16 @@ def numbered(count: int) -> list[bytes]:
 
 def driver_of(servers: str, queue: str = QUEUE, **how: Any) -> StreamDriver:
     """Return a driver that does not wait for items."""
-    clock = FakeClock()
-    choice = QueueChoice.parse(queue)
-    probe = ServerProbe(membership_of(servers), choice)
-    given = {"wait": 0.0, "clock": clock, "pause": clock.advance, **how}
-    return StreamDriver(probe, choice, **given)
+    clock = how.pop("clock", FakeClock())
+    options = options_of(queue, **how)
+    probe = ServerProbe(membership_of(servers), options.queue)
+    return StreamDriver(probe, options, clock=clock, pause=clock.advance)
+
+
+def options_of(queue: str = QUEUE, **how: Any) -> KestrelReadOptions:
+    """Return options that do not wait."""
+    given = {"wait": 0.0, "patience": 0.0, **how}
+    return KestrelReadOptions(ClusterOptions(), QueueChoice.parse(queue), **given)
 
 
 def named(driver: StreamDriver) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def planned(
 def items_of(offset: dict[str, Any], *, fails_on_loss: bool = True) -> list[bytes]:
     """Read a batch as tasks do."""
     chunks = chunks_of(parse_offset(offset))
-    with closing(HeldItems(0.0, fails_on_loss=fails_on_loss)) as held:
+    with closing(HeldItems(options_of(fails_on_loss=fails_on_loss))) as held:
         return [one.data for chunk in chunks for one in held.read(chunk)]
 
 
@@ -375,7 +382,7 @@ def test_a_rate_limits_batches(server: ServerProcess, client: Client, limit: int
     """A batch has what the time since the last one allows; no credit is saved up while idle."""
     client.put_many(QUEUE, numbered(100))
     clock = FakeClock()
-    driver = driver_of(server.address, rate=5, clock=clock, pause=clock.advance)
+    driver = driver_of(server.address, max_items_per_second=5, clock=clock)
     offset, limits, sizes = named(driver), BatchLimits(limit, 1 << 30), []
     for pause in (0.0, 10.1, 0.3):
         clock.advance(pause)
@@ -450,7 +457,7 @@ def test_a_server_that_cannot_hold_items_is_refused() -> None:
     """The error says what it must be."""
     with foreign_server(b"CLIENT_ERROR reserve takes a lease= after the count\r\n") as foreign:
         probe = ServerProbe(membership_of(foreign), QueueChoice.parse(QUEUE))
-        driver = StreamDriver(probe, QueueChoice.parse(QUEUE), wait=0.0)
+        driver = StreamDriver(probe, options_of())
         with pytest.raises(KestrelError, match="it must be a server of kestrelmq"):
             driver._reserve("name", 1, (), LIMITS)
         driver.close()

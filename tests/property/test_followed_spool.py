@@ -23,6 +23,7 @@ from kestrelmq.format.records import item
 from kestrelmq.journal.read_table import ReadTable
 from kestrelmq.journal.replacement import MemorySource, Replacement
 from kestrelmq.journal.writer import FileJournal
+from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.spool_follower import (
     EVERYTHING,
     FileRange,
@@ -54,6 +55,11 @@ class Place:
     after: int | None = None
     file: ModelFile | None = None
     read: int = 0
+
+
+def followed(spool: Path, **options: Any) -> SpoolFollower:
+    """Return a follower that does not wait."""
+    return SpoolFollower(JournalStreamOptions(str(spool), wait=0, **options))
 
 
 def records_of(ranges: Sequence[FileRange]) -> list[bytes]:
@@ -216,7 +222,7 @@ class FollowedSpool(RuleBasedStateMachine):
         assert self.last is not None
         start, end, records = self.last
         try:
-            again = records_of(SpoolFollower(str(self.spool), wait=0).ranges(start, end))
+            again = records_of(followed(self.spool).ranges(start, end))
         except JournalDataLost:
             assert not all(self.is_on_disk(record) for record in records)
         else:
@@ -229,11 +235,11 @@ class FollowedSpool(RuleBasedStateMachine):
     def read_batch(self, spool: Path, room: int) -> None:
         """Read a batch and compare it with the model."""
         place, files, is_lost = self.expected()
-        follower = SpoolFollower(str(spool), wait=0)
+        follower = followed(spool)
         if is_lost:
             with pytest.raises(JournalDataLost):
                 follower.latest_offset(self.offset, room)
-            follower = SpoolFollower(str(spool), wait=0, fails_on_loss=False)
+            follower = followed(spool, fails_on_loss=False)
         end = follower.latest_offset(self.offset, room)
         if not self.disk:
             place, files = Place(), []

@@ -40,7 +40,7 @@ from kestrelmq.spark.sources.live import KESTREL_FORMAT, KESTREL_SCHEMA
 from kestrelmq.spark.sources.live_options import (
     DEFAULT_BYTES,
     DEFAULT_ITEMS,
-    DEFAULT_LOADING_PATIENCE,
+    kestrel_read_options,
 )
 from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
 from kestrelmq.spark.sources.server_probe import ServerProbe
@@ -170,13 +170,20 @@ def archive(
         QueueCannotBeRead: a server does not let a queue be read; without `every`, or of a copy.
     """
     output = place_of(spark, options.output, options.storage, "output")
-    choice = options.choice()
+    given = {
+        **options.cluster.as_options(),
+        "queue": str(options.choice()),
+        "queryName": "archive",
+        "createChildren": str(options.child is not None),
+        "maxItemsPerTrigger": str(options.max_items_per_batch),
+        "maxBytesPerTrigger": str(options.max_bytes_per_batch),
+    }
     if every is None and not is_begun(output):
-        _check_readable(options, choice, needs_server=True)
-    _check_kept(output, QUEUES, _CHOICE, str(choice), JOURNALS)
+        _check_readable(given, needs_server=True)
+    _check_kept(output, QUEUES, _CHOICE, given["queue"], JOURNALS)
     if options.child is not None:
-        _check_readable(options, choice, needs_server=False)
-    rows = _read(spark, options, choice)
+        _check_readable(given, needs_server=False)
+    rows = spark.readStream.format(KESTREL_FORMAT).options(**given).load()
     return _start(rows, options.output, options.table_format, every)
 
 
@@ -273,36 +280,20 @@ def archived(
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
-def _read(spark: SparkSession, options: ArchiveOptions, queues: QueueChoice) -> DataFrame:
-    return (
-        spark.readStream.format(KESTREL_FORMAT)
-        .options(**options.cluster.as_options())
-        .option("queue", str(queues))
-        .option("queryName", "archive")
-        .option("createChildren", str(options.child is not None))
-        .option("maxItemsPerTrigger", str(options.max_items_per_batch))
-        .option("maxBytesPerTrigger", str(options.max_bytes_per_batch))
-        .load()
-    )
-
-
 def is_begun(output: str | Location) -> bool:
     """Whether there is an archive, perhaps one without rows."""
     place = output if isinstance(output, Location) else Path(output)
     return any((place / mark).exists() for mark in (QUEUES, JOURNALS))
 
 
-def _check_readable(options: ArchiveOptions, choice: QueueChoice, *, needs_server: bool) -> None:
+def _check_readable(options: Mapping[str, str], *, needs_server: bool) -> None:
     """Check that the queues can be read on the servers that can be asked; create the children.
 
     With `needs_server`, there must be such a server.
     """
-    cluster, creates = options.cluster, options.child is not None
-    made = ServerProbe(
-        cluster.membership(), choice, cluster.client_options(), create_children=creates
-    )
-    with closing(made) as probe:
-        (probe.present if needs_server else probe.check_readable)(DEFAULT_LOADING_PATIENCE)
+    read = kestrel_read_options(options)
+    with closing(ServerProbe.of(read)) as probe:
+        (probe.present if needs_server else probe.check_readable)(read.patience)
 
 
 def _check_same_journals(options: JournalArchiveOptions, output: str | Location) -> None:

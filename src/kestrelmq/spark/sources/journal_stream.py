@@ -37,12 +37,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: JournalStreamOptions, schema: StructType) -> None:
         self._options = options
         self._rows = RowMaker(schema, options.mode, options.batch_rows)
-        self._follower = SpoolFollower(
-            options.path,
-            starting=options.starting,
-            fails_on_loss=options.fails_on_loss,
-            wait=options.wait,
-        )
+        self._follower = SpoolFollower(options)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's
         """Return the offset before the first batch."""

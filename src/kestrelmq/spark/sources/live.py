@@ -112,15 +112,6 @@ class _RowMaker:
         self._options = options
         self._schema = arrow_schema(schema)
 
-    def _probe(self) -> ServerProbe:
-        options = self._options
-        return ServerProbe(
-            options.cluster.membership(),
-            options.queue,
-            options.cluster.client_options(),
-            create_children=options.create_children,
-        )
-
     def _rows(
         self,
         of: Chunk | Stretch,
@@ -155,7 +146,7 @@ class KestrelTableReader(_RowMaker, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the partitions of a snapshot of now."""
         options, now = self._options, SystemClock().now()
-        with closing(self._probe()) as probe:
+        with closing(ServerProbe.of(options)) as probe:
             found = stretches(probe, options.patience, options.min_partitions)
         return [InputPartition((one, now)) for one in found]
 
@@ -212,17 +203,12 @@ class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvai
         if partition.value is None:
             return  # a batch without items
         chunks, read_time = partition.value
-        options = self._options
-        clients = options.cluster.client_options()
-        held = HeldItems(options.patience, clients, fails_on_loss=options.fails_on_loss)
-        try:
+        with closing(HeldItems(self._options)) as held:
             for chunk in chunks:
                 found = held.read(chunk)
                 self._reached("yielding")
                 if found:
                     yield self._rows(chunk, found, chunk.position, read_time)
-        finally:
-            held.close()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that Spark has logged the batch behind `end`."""
@@ -236,17 +222,8 @@ class KestrelStreamReader(_RowMaker, DataSourceStreamReader, SupportsTriggerAvai
 
     def _stream_driver(self) -> StreamDriver:
         if self._driver is None:
-            options = self._options
-            self._driver = StreamDriver(
-                self._probe(),
-                options.queue,
-                query_name=options.query_name,
-                fails_on_loss=options.fails_on_loss,
-                wait=options.wait,
-                patience=options.patience,
-                rate=options.max_items_per_second,
-                reached=self._reached,
-            )
+            servers = ServerProbe.of(self._options)
+            self._driver = StreamDriver(servers, self._options, reached=self._reached)
         return self._driver
 
     def _limits(self, limit: ReadLimit) -> BatchLimits:

@@ -20,7 +20,6 @@ from kestrelmq.spark.storage.locations import a_boolean
 DEFAULT_ITEMS: Final = 100_000
 DEFAULT_BYTES: Final = 128 << 20
 _MOST_PER_SECOND: Final = 1_000_000_000
-DEFAULT_LOADING_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class KestrelReadOptions:
     max_bytes: int = option("maxBytesPerTrigger", a_size, DEFAULT_BYTES)
     min_partitions: int = option("minPartitions", a_whole_number(MAX_PARTITIONS), 1)
     wait: float = option("wait", a_time, 1.0)
-    patience: float = option("patience", a_time, DEFAULT_LOADING_PATIENCE)
+    patience: float = option("patience", a_time, 60.0)
     max_items_per_second: int | None = option("maxItemsPerSecond", a_whole_number(_MOST_PER_SECOND))
     create_children: bool = option("createChildren", a_boolean, False)
     fails_on_loss: bool = option("failOnDataLoss", a_boolean, True)

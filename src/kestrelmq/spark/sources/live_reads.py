@@ -2,16 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import parse_address
 from kestrelmq.client.blocking import Connection
 from kestrelmq.client.commands import ReservedRead
-from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 from kestrelmq.spark.sources.live_offsets import Chunk
+from kestrelmq.spark.sources.live_options import KestrelReadOptions
 from kestrelmq.spark.sources.refusals import is_refusal, is_retired
 
 _PAUSE: Final = 0.3
@@ -27,26 +27,9 @@ class HeldItemsAreGone(KestrelError):  # noqa: N818 # says what it is
 class HeldItems:
     """Reads what a partition of a batch has at its server. It takes nothing."""
 
-    def __init__(
-        self,
-        patience: float,
-        options: ClientOptions | None = None,
-        *,
-        fails_on_loss: bool = True,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """Prepare to read.
-
-        Args:
-            patience: seconds to wait for a server that is away, or for a queue that is loading.
-            options: options of the connections.
-            fails_on_loss: whether items that are gone are an error; else they are left out.
-            pause: sleeps between two attempts.
-        """
-        self._patience = patience
-        self._options = options or ClientOptions()
-        self._fails_on_loss = fails_on_loss
-        self._pause = pause
+    def __init__(self, options: KestrelReadOptions) -> None:
+        self._options = options
+        self._clients = options.cluster.client_options()
         self._connection: Connection | None = None
 
     def read(self, chunk: Chunk) -> Sequence[ReservedRead]:
@@ -66,7 +49,7 @@ class HeldItems:
             f"more ({why}): somebody released or deleted them, or another query has gone on with "
             "this checkpoint; with failOnDataLoss=false the query goes on without them"
         )
-        if self._fails_on_loss:
+        if self._options.fails_on_loss:
             raise HeldItemsAreGone(message)
         _log.warning("%s", message)
         return found
@@ -82,7 +65,7 @@ class HeldItems:
         name = chunk.tag.partition(":")[0]
         terms = commands.reserve_terms(0, chunk.tag, name, again=True)
         command = commands.reserve([commands.checked_queue(chunk.queue)], 1, terms, 0.0)
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._options.patience
         while True:
             try:
                 found = self._connected(chunk.server).run(command)
@@ -96,12 +79,12 @@ class HeldItems:
                     raise
             else:
                 return (found, "") if found is not None else ([], "they are finished")
-            self._pause(_PAUSE)
+            time.sleep(_PAUSE)
 
     def _connected(self, server: str) -> Connection:
         connection = self._connection
         if connection is None or not connection.is_usable() or str(connection.address) != server:
             self.close()
-            connection = self._connection = Connection(parse_address(server), self._options)
+            connection = self._connection = Connection(parse_address(server), self._clients)
             connection.open()
         return connection

@@ -31,7 +31,7 @@ from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ConfigError, KestrelError, ServerRefused
 from kestrelmq.protocol.reserving import MAX_RESERVED
 from kestrelmq.spark.sources.live_offsets import Held, HeldOffset, parse_offset, tag_of
-from kestrelmq.spark.sources.queue_choice import QueueChoice
+from kestrelmq.spark.sources.live_options import KestrelReadOptions
 from kestrelmq.spark.sources.refusals import is_refusal, is_retired
 from kestrelmq.spark.sources.server_probe import Place, ServerProbe
 
@@ -65,16 +65,11 @@ class BatchLimits:
 class StreamDriver:
     """Plans the batches of one query."""
 
-    def __init__(  # noqa: PLR0913 # one for each option
+    def __init__(
         self,
         servers: ServerProbe,
-        choice: QueueChoice,
+        options: KestrelReadOptions,
         *,
-        query_name: str = "spark",
-        fails_on_loss: bool = True,
-        wait: float = 1.0,
-        patience: float = 0.0,
-        rate: int | None = None,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
         reached: Reached | None = None,
@@ -83,27 +78,18 @@ class StreamDriver:
 
         Args:
             servers: the servers to ask.
-            choice: the queues to read.
-            query_name: what the query's name at the servers begins with.
-            fails_on_loss: whether an old checkpoint is an error; else it goes on as a new query.
-            wait: seconds that `latest_offset` waits for an item.
-            patience: seconds that a query that ends by itself waits for a queue that is loading.
-            rate: most items in a second; None for any number.
+            options: what to read, and how.
             clock: measures the time.
             pause: sleeps.
             reached: for crash tests.
         """
         self._servers = servers
-        self._choice = choice
-        self._prefix = re.sub(r"[^\w.-]", "_", query_name)[:60] or "spark"
-        self._fails_on_loss = fails_on_loss
-        self._wait = wait
-        self._patience = patience
+        self._options = options
+        self._choice = str(options.queue)
         self._clock = clock or SystemClock()
         self._pause = pause
         self._reached = reached or (lambda _: None)
         self._remaining: dict[Place, int] | None = None
-        self._rate = rate
         self._asked_at: float | None = None
         self._fraction = 0.0
         self._backlog: dict[str, dict[str, Any]] | None = None
@@ -116,7 +102,7 @@ class StreamDriver:
 
     def initial_offset(self) -> dict[str, Any]:
         """Return the offset before the first batch."""
-        return HeldOffset("", 0, str(self._choice)).to_json()
+        return HeldOffset("", 0, self._choice).to_json()
 
     @property
     def is_limited(self) -> bool:
@@ -135,9 +121,9 @@ class StreamDriver:
             raise ConfigError(
                 "the checkpoint is of an earlier version or another source: begin a new one"
             ) from None
-        if str(self._choice) != offset.queue:
+        if self._choice != offset.queue:
             raise ConfigError(
-                f"option 'queue' of reading kestrel: {str(self._choice)!r} is not allowed: the "
+                f"option 'queue' of reading kestrel: {self._choice!r} is not allowed: the "
                 f"checkpoint is of queue {offset.queue!r}; give other queues their own checkpoint"
             )
         return offset
@@ -159,7 +145,7 @@ class StreamDriver:
         carried = self._settle(before)
         self._reached("settled")
         if self.is_limited:
-            self._servers.check_readable(self._patience)
+            self._servers.check_readable(self._options.patience)
         held = self._reserve_patiently(before.name, before.epoch + 1, carried, self._rated(limits))
         self._reached("reserved")
         if not held:
@@ -170,7 +156,7 @@ class StreamDriver:
         (name,) = {one.name for one in held.values()}
         servers = tuple(self._servers.known())
         now = self._clock.now()
-        offset = HeldOffset(name, before.epoch + 1, str(self._choice), now, carried | held, servers)
+        offset = HeldOffset(name, before.epoch + 1, self._choice, now, carried | held, servers)
         return self._return(before, offset)
 
     def limit_to_present_items(self) -> None:
@@ -180,7 +166,7 @@ class StreamDriver:
             ServerUnavailable: no server can be asked.
             QueueCannotBeRead: a server has a queue but refuses to let it be read.
         """
-        self._remaining = _by_queue(self._servers.present(self._patience))
+        self._remaining = _by_queue(self._servers.present(self._options.patience))
 
     def backlog(self) -> dict[str, dict[str, Any]] | None:
         """Return how much waits on each server that can be asked; None if no server can.
@@ -218,7 +204,8 @@ class StreamDriver:
             )
 
     def _new_name(self) -> str:
-        return f"{self._prefix}-{uuid4().hex[:16]}"
+        prefix = re.sub(r"[^\w.-]", "_", self._options.query_name)[:60] or "spark"
+        return f"{prefix}-{uuid4().hex[:16]}"
 
     def _settle(self, before: HeldOffset) -> dict[str, Held]:
         """Finish what `before` holds; return what the servers could not be told."""
@@ -240,13 +227,13 @@ class StreamDriver:
         self, name: str, epoch: int, but: Collection[str], limits: BatchLimits
     ) -> dict[str, Held]:
         """Reserve the items of the next batch; wait for one if there is none."""
-        deadline = self._clock.monotonic() + (0.0 if self.is_limited else self._wait)
+        deadline = self._clock.monotonic() + (0.0 if self.is_limited else self._options.wait)
         while True:
             begun = self._clock.monotonic()
             try:
                 found = self._reserve(name, epoch, but, limits)
             except CheckpointIsOver as error:
-                if self._fails_on_loss:
+                if self._options.fails_on_loss:
                     raise
                 _log.warning("%s", error)
                 name = self._new_name()
@@ -318,14 +305,15 @@ class StreamDriver:
 
     def _rated(self, limits: BatchLimits) -> BatchLimits:
         """Return the limits of a batch that takes what `rate` allows since the last call."""
-        if self._rate is None:
+        rate = self._options.max_items_per_second
+        if rate is None:
             return limits
         now = self._clock.monotonic()
         passed = 1.0 if self._asked_at is None else now - self._asked_at
         self._asked_at = now
-        allowed = self._fraction + passed * self._rate
+        allowed = self._fraction + passed * rate
         if allowed < 1:
-            self._pause((1 - allowed) / self._rate)
+            self._pause((1 - allowed) / rate)
             self._asked_at, allowed = self._clock.monotonic(), 1.0
         items = int(allowed)
         self._fraction = allowed - items

@@ -29,6 +29,7 @@ from kestrelmq.client.statistics import (
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
 from kestrelmq.spark.sources.live_offsets import Held
+from kestrelmq.spark.sources.live_options import KestrelReadOptions
 from kestrelmq.spark.sources.queue_choice import QueueChoice
 from kestrelmq.spark.sources.refusals import (
     QueueCannotBeRead,
@@ -105,6 +106,13 @@ class ServerProbe:
         self._refusing: set[Address] = set()
         self._failures: dict[Address, str] = {}
         self._creates = create_children
+
+    @classmethod
+    def of(cls, options: KestrelReadOptions) -> "ServerProbe":
+        """Prepare to ask the servers that the options of a source name."""
+        cluster, creates = options.cluster, options.create_children
+        clients = cluster.client_options()
+        return cls(cluster.membership(), options.queue, clients, create_children=creates)
 
     def known(self) -> list[str]:
         """Return all servers, those that are set aside included. Raises ServerUnavailable."""

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import DamagedJournal, JournalError
 from kestrelmq.format.records import YEAR_2000
+from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.stream_offsets import (
     BEGINNING,
     Position,
@@ -34,13 +35,9 @@ from kestrelmq.spark.sources.stream_offsets import (
     up_to,
 )
 from kestrelmq.spark.storage import columns
-from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.opening import ENDS, open_view, packed_away
 from kestrelmq.spark.storage.scanning import FileView
 from kestrelmq.spark.storage.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
-
-Starting = Literal["earliest", "latest"] | int
-"""Where a stream begins: an int is a time (ms since the epoch)."""
 
 EVERYTHING: Final = sys.maxsize
 """Room in a batch for all there is."""
@@ -127,29 +124,22 @@ class SpoolFollower:
 
     def __init__(
         self,
-        pattern: JournalPath,
+        options: JournalStreamOptions,
         *,
-        starting: Starting = "earliest",
-        fails_on_loss: bool = True,
-        wait: float = 1.0,
         clock: Clock | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Prepare to plan batches. No I/O is done before the first call.
 
         Args:
-            pattern: a queue path, a journal file, or a glob of either.
-            starting: where the first batch begins.
-            fails_on_loss: whether it is an error if data was lost; otherwise it is logged.
-            wait: seconds that `latest_offset` waits for something new; a look at very many files
-                may need longer pauses.
+            options: what to follow, and how.
             clock: measures how long a look takes.
             pause: sleeps between two looks for something new.
         """
-        self._pattern = pattern
-        self._starting: Starting = starting
-        self._fails_on_loss = fails_on_loss
-        self._wait = wait
+        self._pattern = options.path
+        self._starting = options.starting
+        self._fails_on_loss = options.fails_on_loss
+        self._wait = options.wait
         self._clock = clock or SystemClock()
         self._pause = pause
         self._limit: dict[QueueKey, Position] | None = None

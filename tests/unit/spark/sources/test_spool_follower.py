@@ -17,6 +17,7 @@ from kestrelmq.format.records import (
     SaveXid,
     StateDump,
 )
+from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.spool_follower import (
     EVERYTHING,
     Backlog,
@@ -48,7 +49,7 @@ class Stream:
     """A stream without Spark."""
 
     def __init__(self, pattern: Path | str, **options: Any) -> None:
-        self.follower = SpoolFollower(str(pattern), wait=0, **options)
+        self.follower = SpoolFollower(JournalStreamOptions(str(pattern), wait=0, **options))
         self.offset = self.follower.initial_offset()
 
     def batch(self, room: int = EVERYTHING) -> list[bytes]:
@@ -394,7 +395,8 @@ def test_how_often_the_driver_looks(tmp_path: Path) -> None:
     """Several times in the time that it waits; less often if a look takes long."""
     clock, pauses = TickingClock(), list[float]()
     write(tmp_path / "q", adds([b"1"]))
-    follower = SpoolFollower(str(tmp_path), wait=1.0, clock=clock, pause=pauses.append)
+    options = JournalStreamOptions(str(tmp_path), wait=1.0)
+    follower = SpoolFollower(options, clock=clock, pause=pauses.append)
     offset = follower.latest_offset(follower.initial_offset(), EVERYTHING)
     assert not pauses
     assert follower.latest_offset(offset, EVERYTHING) == offset

@@ -11,6 +11,7 @@ from kestrelmq.errors import ConfigError, JournalError, StorageError
 from kestrelmq.format.records import AddX
 from kestrelmq.spark.replay.noted_replay import delayed_items, finished_reads
 from kestrelmq.spark.replay.read_plans import live_items, replay_in_order
+from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.spool_follower import EVERYTHING, JournalDataLost, SpoolFollower
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import Location, located
@@ -223,7 +224,8 @@ class Followed:
     """A stream of a spool in a store, without Spark."""
 
     def __init__(self, place: JournalPath, *, fails_on_loss: bool = True) -> None:
-        self.follower = SpoolFollower(place, wait=0, clock=FakeClock(), fails_on_loss=fails_on_loss)
+        options = JournalStreamOptions(place, fails_on_loss=fails_on_loss, wait=0)
+        self.follower = SpoolFollower(options, clock=FakeClock())
         self.offset = self.follower.initial_offset()
 
     def batch(self, room: int = EVERYTHING) -> list[bytes]:
@@ -297,7 +299,7 @@ def test_a_range_is_found_after_its_file_was_rotated(store: ObjectStore, tmp_pat
     """A task may read it long after it was planned."""
     name = tmp_path.name
     store.put(f"{name}/q", data(b"1"))
-    stream = SpoolFollower(location(store, f"s3://bucket/{name}"), wait=0, clock=FakeClock())
+    stream = Followed(location(store, f"s3://bucket/{name}")).follower
     begin = stream.initial_offset()
     (planned,) = stream.ranges(begin, stream.latest_offset(begin, EVERYTHING))
     store.put(f"{name}/q.1000", data(b"1", b"2"))
