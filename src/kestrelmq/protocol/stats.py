@@ -178,9 +178,9 @@ QUEUE_STATS: Final = (
     Statistic("read_behind", "flag", "", "1 while part of the queue is on disk only",
               "backlog.read_behind", Metric("queue_read_behind"), shown="metrics"),
     Statistic("reads_paused", "flag", "", "1 while reads are paused",
-              "checks.limits.reads_paused", Metric("queue_reads_paused"), shown="metrics"),
+              "state.limits.reads_paused", Metric("queue_reads_paused"), shown="metrics"),
     Statistic("writes_paused", "flag", "", "1 while writes are paused",
-              "checks.limits.writes_paused", Metric("queue_writes_paused"), shown="metrics"),
+              "state.limits.writes_paused", Metric("queue_writes_paused"), shown="metrics"),
     Statistic("failing", "flag", "",
               "1 while the queue's journal cannot be written; after an add for which the disk had "
               "no room, until one succeeds",

@@ -123,7 +123,7 @@ class Adding:
 
     def check_writes(self) -> None:
         """Raise QueueUnavailable if the queue is paused for writes, or the disk has no room."""
-        if self._state.checks.limits.writes_paused:
+        if self._state.limits.writes_paused:
             self._state.refusals.count("paused")
             raise QueueUnavailable(f"queue {self._state.name} is paused for writes")
         if self._is_disk_short:
@@ -142,7 +142,7 @@ class Adding:
         `last` is the producer's last number. Raises QueueUnavailable if there are too many
         producers.
         """
-        if mark.after > last and not self._state.checks.limits.fanout_only:
+        if mark.after > last and not self._state.limits.fanout_only:
             return False
         if last < 0 and self._core.backlog.producers.is_full:
             raise QueueUnavailable(
@@ -152,9 +152,7 @@ class Adding:
 
     def has_room(self, size: int) -> bool:
         """Whether an item of `size` bytes would be accepted now, if the journal can be written."""
-        makes_room = (
-            self._state.checks.limits.fanout_only or self._state.config.discard_old_when_full
-        )
+        makes_room = self._state.limits.fanout_only or self._state.config.discard_old_when_full
         return (
             not self._is_disk_short
             and self._forbids(size) is None
@@ -172,8 +170,8 @@ class Adding:
         the queue remembers an item of that producer with this number, or a greater one. A delayed
         item counts towards the limits at once, and then joins without a check.
         """
-        checks, mark, one = self._state.checks, put.mark, put.item
-        if checks.limits.fanout_only:
+        state, mark, one = self._state, put.mark, put.item
+        if state.limits.fanout_only:
             return True
         if mark is not None:
             last = self._core.backlog.producers.last_number(mark.producer)
@@ -186,7 +184,7 @@ class Adding:
                 return False
         record = record_of(one)
         size = len(record) - ADDX_HEADER
-        if checks.mask or put.is_delayed or record[13:21] != NO_EXPIRY:
+        if state.checks or put.is_delayed or record[13:21] != NO_EXPIRY:
             self._core.check_can_change()
             refusal = self._refusal(size)
             if refusal is not None:
@@ -212,7 +210,7 @@ class Adding:
         if forbidden is not None:
             return forbidden
         config = self._state.config
-        if self._state.checks.has(EXPIRING):
+        if self._state.has(EXPIRING):
             most = config.max_expire_sweep
             self._line.discard_expired(
                 EXPIRED_AT_ONCE if most is None else min(most, EXPIRED_AT_ONCE)
@@ -229,7 +227,7 @@ class Adding:
 
     def _forbids(self, size: int) -> RefusalReason | None:
         """Return why no item of `size` bytes is accepted, however empty the queue is; or None."""
-        limits = self._state.checks.limits
+        limits = self._state.limits
         if limits.writes_paused:
             return "paused"
         if limits.max_item_size is not None and size > limits.max_item_size:
@@ -238,7 +236,7 @@ class Adding:
 
     def _limit_expiry(self, one: Item, size: int) -> Item:
         """Return an item as this queue keeps it: `max_age` may let it expire earlier."""
-        record, limits = record_of(one), self._state.checks.limits
+        record, limits = record_of(one), self._state.limits
         if limits.max_age is not None:
             added, expiry = item_add_time(record), item_expiry(record)
             limited = limits.expiry(added, expiry)
@@ -247,7 +245,7 @@ class Adding:
                 record = b"".join((header, memoryview(record)[ADDX_HEADER:]))
                 return noted(record, item_deliveries(one), item_letter(one))
         elif record[13:21] != NO_EXPIRY:
-            self._state.checks.set(EXPIRING, on=True)
+            self._state.set(EXPIRING, on=True)
         return one
 
     def _append(
@@ -259,7 +257,7 @@ class Adding:
     ) -> None:
         """Append an item; a `note` before it, if there is one, makes a `change`, too."""
         backlog = self._core.backlog
-        memory_only = self._state.checks.limits.memory_only
+        memory_only = self._state.limits.memory_only
         if backlog.behind is None and not memory_only and not backlog.has_room(size):
             backlog.enter_read_behind(self._core.changes.size)
         backlog.append(one, size)
@@ -290,7 +288,7 @@ class Adding:
         Items are refused once a limit is reached, so the last accepted one may exceed `max_size`.
         If older items are dropped instead, the queue stays within its limits with the new one.
         """
-        limits, backlog = self._state.checks.limits, self._core.backlog
+        limits, backlog = self._state.limits, self._core.backlog
         delayed = backlog.delayed
         items, held = len(backlog), backlog.size
         if delayed is not None:
@@ -320,7 +318,7 @@ class Adding:
         count, bytes_before = 0, backlog.size
         while (full := self.too_full(size, added)) is not None:
             dropped = bytes_before - backlog.size
-            if not self._state.checks.limits.memory_only and (
+            if not self._state.limits.memory_only and (
                 count >= _DISCARDED_AT_ONCE or dropped >= _DISCARDED_BYTES
             ):
                 self.has_excess, full = True, None
@@ -430,5 +428,5 @@ class Adding:
         note = joined_note(entry_number(entry), self._core.reads.last_xid)
         self._append(record, size, note, (delayed.restore, entry))
         if record[13:21] != NO_EXPIRY:
-            self._state.checks.set(EXPIRING, on=True)
+            self._state.set(EXPIRING, on=True)
         return size

@@ -318,7 +318,7 @@ class Core:
         if error.errno in _NO_SPACE:
             self.note_no_room(str(error))
         if self.is_suspect:
-            self.state.checks.set(SUSPECT, on=True)
+            self.state.set(SUSPECT, on=True)
         return self.fail(error)
 
     @property
@@ -348,9 +348,9 @@ class Core:
         Return whether that is so now, and was not before.
         """
         state = self.state
-        if not state.checks.has(SUSPECT) or self.is_suspect:
+        if not state.has(SUSPECT) or self.is_suspect:
             return False
-        state.checks.set(SUSPECT, on=False)
+        state.set(SUSPECT, on=False)
         return True
 
     def check_failure(self) -> None:

@@ -1,4 +1,4 @@
-"""What an operation of a queue must check."""
+"""What an operation of a queue must check; `QueueState` says what is to be checked now."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -81,35 +81,3 @@ SUSPECT: Final = 32
 """Nothing may be added or taken, because no sync would succeed; see `Queue.tick`."""
 CLOSED: Final = 64
 """The queue was closed."""
-
-
-class Checks:
-    """What the operations of one queue must check now: its parts share it.
-
-    Attributes:
-        mask: the sum of the above that hold. If it is 0, an add checks nothing; if it is at most
-            `LIMITED`, a read checks nothing.
-        limits: the limits in force.
-    """
-
-    __slots__ = ("limits", "mask")
-
-    def __init__(self) -> None:
-        self.mask = 0
-        self.limits = NO_LIMITS
-
-    def has(self, checks: int) -> bool:
-        """Whether any of these holds."""
-        return self.mask & checks != 0
-
-    def set(self, check: int, *, on: bool) -> None:
-        """Set whether one of them holds."""
-        self.mask = self.mask | check if on else self.mask & ~check
-
-    def limit(self, limits: QueueLimits) -> None:
-        """Put these limits in force."""
-        self.limits = limits
-        self.set(LIMITED, on=limits != NO_LIMITS)
-        self.set(READS_PAUSED, on=limits.reads_paused)
-        if limits.max_age is not None:
-            self.set(EXPIRING, on=True)

@@ -26,7 +26,7 @@ from kestrelmq.queue.core import Core
 from kestrelmq.queue.departures import Departures
 from kestrelmq.queue.limits import DEAD_HEAD, EXPIRING, LIMITED, READS_PAUSED, SUSPECT
 from kestrelmq.queue.returns import Returns
-from kestrelmq.queue.waiters import ReadMode
+from kestrelmq.queue.waiters import HeadTaker, ReadMode
 
 EXPIRED_AT_ONCE: Final = 500
 """Expired items that are dropped or moved before others are served."""
@@ -34,7 +34,7 @@ _BURIED_AT_ONCE: Final = 100
 """Dead letters that a restart left, which are moved before others are served."""
 
 
-class Line:
+class Line(HeadTaker):
     """The items of one queue that wait, as readers take them.
 
     Attributes:
@@ -67,7 +67,7 @@ class Line:
         self._is_reading_large = self._is_unreadable = False
         self.is_blocked = False
         self.timeout: float | None = None
-        core.waiters.take = self._take_waiting
+        core.waiters.taker = self
 
     # --- taking ---
 
@@ -83,7 +83,7 @@ class Line:
     def _remove(self) -> Item | None:
         backlog = self._core.backlog
         if (
-            self._state.checks.mask > LIMITED
+            self._state.checks > LIMITED
             or backlog.memory_bytes < backlog.refill_below
             or backlog.front
             or not backlog.memory
@@ -180,7 +180,7 @@ class Line:
         return None if head is None else record_of(head)
 
     def _peek(self) -> Item | None:
-        if self._returns.is_returning and not self._state.checks.has(READS_PAUSED):
+        if self._returns.is_returning and not self._state.has(READS_PAUSED):
             xid = self._returns.oldest()
             oldest = None if xid is None else self._core.reads.open[xid].item
             if oldest is not None and not self._is_expired(oldest, self._state.clock.now()):
@@ -200,11 +200,11 @@ class Line:
         read.is_plain = True
         return read.xid
 
-    def _take_waiting(self, mode: ReadMode) -> tuple[Item | None, int]:
+    def take_waiting(self, mode: ReadMode) -> tuple[Item | None, int]:
         """Take the head, as `take_as`, for a reader that has waited and is counted already."""
         backlog, state = self._core.backlog, self._state
         if (
-            state.checks.has(READS_PAUSED | SUSPECT)
+            state.has(READS_PAUSED | SUSPECT)
             or self._returns.brings_oldest
             or self._state.is_moving
             or not (backlog.memory_items or backlog.behind is not None)
@@ -214,7 +214,7 @@ class Line:
 
     def take(self) -> Item | None:
         """Take the head for a reader; None if there is none."""
-        if self._state.checks.mask > LIMITED:
+        if self._state.checks > LIMITED:
             self._core.check_can_change()
         if not self.has_head():
             return None
@@ -232,11 +232,7 @@ class Line:
             itself.
         """
         backlog, reads = self._core.backlog, self._core.reads
-        if (
-            self._state.checks.mask > LIMITED
-            or self._core.waiters.line
-            or reads.dialect != "documented"
-        ):
+        if self._state.checks > LIMITED or self._core.waiters.line or reads.dialect != "documented":
             return [], 0
         free = reads.free_xids(min(most, backlog.memory_items))
         first = first_xid(free) if type(free) is range else 0
@@ -265,17 +261,17 @@ class Line:
         Raises:
             QueueUnavailable: as `remove`.
         """
-        if self._state.checks.mask > LIMITED:
+        if self._state.checks > LIMITED:
             self._state.check_usable()
-            if self._state.checks.has(READS_PAUSED) and not although_paused:
+            if self._state.has(READS_PAUSED) and not although_paused:
                 return False
             if self._returns.is_returning:
                 self._returns.bring_oldest()
-            if self._state.checks.has(EXPIRING):
+            if self._state.has(EXPIRING):
                 self.discard_expired(None)
                 if self.is_blocked or self._state.is_moving:
                     return False
-            if self._state.checks.has(DEAD_HEAD):
+            if self._state.has(DEAD_HEAD):
                 if self._state.is_moving:
                     return False  # in the journal the item that is moved is still the head
                 self._bury_heads()
@@ -313,7 +309,7 @@ class Line:
             return False
         if self._must_bury and self._departures.has_dead_head():
             return False
-        if not self._state.checks.has(EXPIRING) or len(backlog) <= EXPIRED_AT_ONCE:
+        if not self._state.has(EXPIRING) or len(backlog) <= EXPIRED_AT_ONCE:
             return True
         head = backlog.head
         return head is not None and not self._is_expired(head, self._state.clock.now())
@@ -373,7 +369,7 @@ class Line:
         """
         return (
             bool(self._core.reads.aside)
-            or (self._state.checks.has(DEAD_HEAD) and self._departures.has_dead_head())
+            or (self._state.has(DEAD_HEAD) and self._departures.has_dead_head())
             or self.is_blocked
         )
 
@@ -397,8 +393,8 @@ class Line:
             if head is None:
                 # What is open, or may be taken back, may still expire.
                 may_wait_again = self._core.reads.open or self._core.changes.undo
-                if self._state.checks.limits.max_age is None and not may_wait_again:
-                    self._state.checks.set(EXPIRING, on=False)
+                if self._state.limits.max_age is None and not may_wait_again:
+                    self._state.set(EXPIRING, on=False)
                 break
             if count in (limit, before) or not self._is_expired(head, now):
                 break
@@ -414,19 +410,19 @@ class Line:
         expiry = item_expiry(one)
         if expiry != 0 and expiry <= now:
             return True
-        max_age = self._state.checks.limits.max_age
+        max_age = self._state.limits.max_age
         return max_age is not None and item_add_time(one) + max_age <= now
 
     @property
     def expires_at(self) -> float:
         """When the head has to go because it expires (ms since the epoch); infinite if never."""
-        if not self._state.checks.has(EXPIRING):
+        if not self._state.has(EXPIRING):
             return inf
         head = self._core.backlog.head
         if head is None:
             # An item of an open read that is given back, or of a change, is a change itself.
             return inf if self._core.backlog.behind is None else 0
-        return self._state.checks.limits.expiry(item_add_time(head), item_expiry(head)) or inf
+        return self._state.limits.expiry(item_add_time(head), item_expiry(head)) or inf
 
     def expiring(self, limit: int | None = None) -> Generator[None, None, int]:
         """Drop or move expired items, at most `limit` from the head.
@@ -443,7 +439,7 @@ class Line:
         if self._core.reads.aside:
             self._departures.move_aside()
         left = len(self._core.backlog) if limit is None else min(limit, len(self._core.backlog))
-        while self._state.checks.has(EXPIRING) and not self._state.is_closed:
+        while self._state.has(EXPIRING) and not self._state.is_closed:
             # Even of none, so that it is noticed if nothing can expire any more.
             most = min(left, EXPIRED_AT_ONCE)
             count = self.discard_expired(most)
@@ -475,13 +471,13 @@ class Line:
             if not self._departures.bury_head():
                 return True
             count += 1
-        self._state.checks.set(DEAD_HEAD, on=False)
+        self._state.set(DEAD_HEAD, on=False)
         return True
 
     @property
     def _must_bury(self) -> bool:
         """Whether a read must move such dead letters first."""
-        return self._state.checks.has(DEAD_HEAD) and not self._state.checks.has(READS_PAUSED)
+        return self._state.has(DEAD_HEAD) and not self._state.has(READS_PAUSED)
 
     def bury_some(self) -> bool:
         """Move some dead letters; return False if there may be more."""

@@ -52,7 +52,6 @@ from kestrelmq.queue.refusals import RefusalReason
 from kestrelmq.queue.reserving import ReservedItems
 from kestrelmq.queue.returns import Returns
 from kestrelmq.queue.state import QueueState
-from kestrelmq.queue.waiters import nothing_to_take
 from kestrelmq.scheduling.durability import Committable, GroupCommit
 from kestrelmq.scheduling.worker import LARGE_ITEM, Job, run_to_end
 from kestrelmq.upkeep.upkeep import Upkeep
@@ -87,10 +86,9 @@ class Queue(Committable):
         name: the queue's name.
         config: the settings in force.
         paused: what is paused; `pause` changes it.
-        checks: what its operations must check, with the limits in force.
         journal: where the items are written.
-        state: what its parts share.
-        core, backlog, reads, changes, waiters, departures, returns, line, adding: its parts.
+        state: what its parts share, with the limits in force.
+        core, backlog, reads, changes, waiters, returns, line, adding: its parts.
         children: fanout queues that receive every item added here.
         targets: the queues whose journals an add must be written to: the children, and this queue.
         create_time: when it was created (ms), as far as its files can tell.
@@ -122,14 +120,13 @@ class Queue(Committable):
         self.config = config
         self.journal = journal = journal or NoJournal()
         self.state = QueueState(name, config, clock, commits, self)
-        self.checks = self.state.checks
         self.refusals, self.counts = self.state.refusals, self.state.counts
         self.core = core = Core(self.state, journal, state or Replay())
         self.backlog, self.reads = core.backlog, core.reads
         self.changes, self.waiters = core.changes, core.waiters
-        self.departures = Departures(core, move_to)
-        self.returns = Returns(core, self.departures)
-        self.line = Line(core, self.departures, self.returns)
+        departures = Departures(core, move_to)
+        self.returns = Returns(core, departures)
+        self.line = Line(core, departures, self.returns)
         self.adding = Adding(core, self.line)
         self._upkeep = Upkeep(core, journal) if isinstance(journal, FileJournal) else None
         self.children: tuple[Queue, ...]
@@ -139,9 +136,9 @@ class Queue(Committable):
         self.browsed_as = 0
         self.create_time = clock.now() if created is None else created
         self.counts.redelivered = given_back = len(self.backlog.front)
-        self.checks.set(DEAD_HEAD, on=given_back > 0 and config.max_deliveries is not None)
+        self.state.set(DEAD_HEAD, on=given_back > 0 and config.max_deliveries is not None)
         self.paused = Paused.NOTHING
-        self.checks.set(
+        self.state.set(
             EXPIRING,
             on=self.backlog.behind is not None
             or _any_expires(self.backlog.front)
@@ -195,7 +192,7 @@ class Queue(Committable):
 
     def _set_limits(self) -> None:
         memory_only = isinstance(self.journal, NoJournal)
-        self.checks.limit(QueueLimits.of(self.config, self.paused, memory_only=memory_only))
+        self.state.limit(QueueLimits.of(self.config, self.paused, memory_only=memory_only))
 
     def pause(self, paused: Paused) -> None:
         """Pause these operations from now on, and no others.
@@ -280,7 +277,7 @@ class Queue(Committable):
         backlog = self.backlog
         behind = backlog.behind
         if (
-            self.checks.mask
+            self.state.checks
             or expiry
             or due
             or mark is not None
@@ -438,7 +435,7 @@ class Queue(Committable):
             (self.line.has_items_to_drop or self.adding.has_excess)
             or self.upkeep_waits
             or self.core.failure is not None
-            or self.checks.has(SUSPECT)
+            or self.state.has(SUSPECT)
             or self.changes.prelude
             or not self.changes.are_written
             or (self._upkeep is not None and not self._upkeep.is_idle)
@@ -474,7 +471,7 @@ class Queue(Committable):
     def needs_sweep(self) -> bool:
         """Whether `sweep` may have something to do, now or later."""
         has_items_to_drop = self.line.has_items_to_drop or self.adding.has_excess
-        return self.checks.has(EXPIRING) or has_items_to_drop or self.next_deadline is not None
+        return self.state.has(EXPIRING) or has_items_to_drop or self.next_deadline is not None
 
     def sweep(self) -> None:
         """Run `sweeping` to its end."""
@@ -489,7 +486,7 @@ class Queue(Committable):
         while self.adding.has_excess and not self.state.is_closed:
             self.adding.drop_excess()
             yield
-        while self.checks.has(DEAD_HEAD) and not self.state.is_closed:
+        while self.state.has(DEAD_HEAD) and not self.state.is_closed:
             if self.line.bury_some():
                 break
             yield
@@ -636,7 +633,7 @@ class Queue(Committable):
     def _close(self) -> None:
         if self.state.is_closed:
             return
-        self.checks.set(CLOSED, on=True)
+        self.state.set(CLOSED, on=True)
         self.state.commits.deadlines.forget(self)
         self.returns.close()
         self.backlog.close()
@@ -648,4 +645,4 @@ class Queue(Committable):
         # These refer to the queue itself: without them, it is freed without the cycle collector.
         self.children = self.targets = self.core.children = ()
         self.state.queue = _NO_QUEUE
-        self.waiters.take = nothing_to_take
+        self.waiters.close()

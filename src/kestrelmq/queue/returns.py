@@ -137,7 +137,7 @@ class Returns:
         return len(self._returning) > 0 or len(self._core.reads.overdue) > 0
 
     def _note_returning(self) -> None:
-        self._state.checks.set(RETURNING, on=self.is_returning)
+        self._state.set(RETURNING, on=self.is_returning)
 
     def bring_oldest(self) -> None:
         """Make the oldest of the reads that are being given back the head, for a reader."""

@@ -3,7 +3,7 @@
 from kestrelmq.clock import Clock
 from kestrelmq.config import QueueConfig
 from kestrelmq.errors import QueueUnavailable
-from kestrelmq.queue.limits import CLOSED, Checks
+from kestrelmq.queue.limits import CLOSED, EXPIRING, LIMITED, NO_LIMITS, READS_PAUSED, QueueLimits
 from kestrelmq.queue.refusals import Refusals
 from kestrelmq.scheduling.durability import Committable, GroupCommit
 
@@ -39,7 +39,9 @@ class QueueState:
         queue: the queue itself, for `commits`.
         refusals: how many requests were refused, by reason.
         counts: what else was counted.
-        checks: what operations must check, with the limits in force.
+        checks: what operations must check: the sum of those in `queue.limits` that hold. If it is
+            0, an add checks nothing; if it is at most `LIMITED`, a read checks nothing.
+        limits: the limits in force.
         is_moving: whether an item is just being added to another queue. Nothing may be taken here
             meanwhile: in the journal, that item may still be the head.
     """
@@ -51,6 +53,7 @@ class QueueState:
         "config",
         "counts",
         "is_moving",
+        "limits",
         "name",
         "queue",
         "refusals",
@@ -71,13 +74,30 @@ class QueueState:
         self.queue = queue
         self.refusals = Refusals(name, clock)
         self.counts = Counts()
-        self.checks = Checks()
+        self.checks = 0
+        self.limits = NO_LIMITS
         self.is_moving = False
+
+    def has(self, checks: int) -> bool:
+        """Whether any of these checks must be made."""
+        return self.checks & checks != 0
+
+    def set(self, check: int, *, on: bool) -> None:
+        """Set whether one of them must be made."""
+        self.checks = self.checks | check if on else self.checks & ~check
+
+    def limit(self, limits: QueueLimits) -> None:
+        """Put these limits in force."""
+        self.limits = limits
+        self.set(LIMITED, on=limits != NO_LIMITS)
+        self.set(READS_PAUSED, on=limits.reads_paused)
+        if limits.max_age is not None:
+            self.set(EXPIRING, on=True)
 
     @property
     def is_closed(self) -> bool:
         """Whether the queue was closed."""
-        return self.checks.has(CLOSED)
+        return self.has(CLOSED)
 
     def note_change(self) -> None:
         """Tell those who follow the queue of a change that is no item's, unless it is closed."""

@@ -7,6 +7,7 @@ or it is cancelled. The caller keeps the deadlines, and cancels.
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Final
 
 from kestrelmq.deferred_logs import get_logger
 from kestrelmq.errors import KestrelError, QueueUnavailable, ReadersChanged
@@ -69,21 +70,36 @@ class Waiter:
             log.exception("a waiting reader could not be told that it was not served")
 
 
+class HeadTaker:
+    """Takes the head for readers that wait; this one has nothing for them."""
+
+    __slots__ = ()
+
+    def take_waiting(self, mode: ReadMode) -> tuple[Item | None, int]:  # noqa: ARG002
+        """Take the head as such a reader wants it: return the item and its xid (0 unless opened).
+
+        None instead of the item: there is none for readers that wait.
+        """
+        return None, 0
+
+
+_NOTHING_TO_TAKE: Final = HeadTaker()
+
+
 class Waiters:
     """The readers that wait for an item of one queue.
 
     Attributes:
         line: they, the one that came first before the others.
-        take: takes the head for a reader as that wants it: returns the item and its xid (0 unless
-            opened), or None if there is none for readers that wait.
+        taker: takes the head for them.
     """
 
-    __slots__ = ("_state", "line", "take")
+    __slots__ = ("_state", "line", "taker")
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self.line: OrderedDict[Waiter, None] = NOBODY
-        self.take: Callable[[ReadMode], tuple[Item | None, int]] = nothing_to_take
+        self.taker: HeadTaker = _NOTHING_TO_TAKE
 
     def __len__(self) -> int:
         return len(self.line)
@@ -113,7 +129,7 @@ class Waiters:
         while line:
             waiter = next(iter(line))
             try:
-                one, xid = self.take(waiter.mode)
+                one, xid = self.taker.take_waiting(waiter.mode)
             except Exception as error:  # the reader is told, and it is logged there
                 if not self._state.commits.survives(error):
                     raise
@@ -141,6 +157,10 @@ class Waiters:
             waiter.serve(None, 0)
         return bool(self.line)
 
+    def close(self) -> None:
+        """Serve nobody any more; `tell_closed` tells them."""
+        self.taker = _NOTHING_TO_TAKE
+
     def _leaves(self, waiter: Waiter) -> bool:
         """Take `waiter` out of the line; return False if it was served or cancelled meanwhile.
 
@@ -151,8 +171,3 @@ class Waiters:
             return False
         del self.line[waiter]
         return True
-
-
-def nothing_to_take(_mode: ReadMode) -> tuple[Item | None, int]:
-    """Take nothing: it is what `Waiters.take` does in a queue that is closed."""
-    return None, 0

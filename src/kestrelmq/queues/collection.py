@@ -474,7 +474,7 @@ class QueueCollection:
     def limited_expiry(self, name: str, added: int, expiry: int) -> int:
         """Return when an item of a queue expires there (ms); of an alias, when it is to expire."""
         queue = self.queues.get(name)
-        return expiry if queue is None else queue.checks.limits.expiry(added, expiry)
+        return expiry if queue is None else queue.state.limits.expiry(added, expiry)
 
     def move_to(self, name: str, one: Item, *, durable: bool) -> bool:
         """Add and write the item of another queue, before that queue drops it.

@@ -1,6 +1,7 @@
 """What upkeep is doing to a journal: its states, drawn at the top of `upkeep`."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from kestrelmq.journal.replacement import Replacement
 from kestrelmq.queue.changes import Checkpoint
@@ -57,6 +58,9 @@ class Idle:
     """Nothing is being done."""
 
     __slots__ = ()
+
+
+IDLE: Final = Idle()
 
 
 class Syncing:

@@ -64,6 +64,7 @@ from kestrelmq.queue.core import Core
 from kestrelmq.scheduling.worker import InlineWorker, Job
 from kestrelmq.upkeep.policy import BLOCK, ROTATES, Action, JournalState, decide
 from kestrelmq.upkeep.states import (
+    IDLE,
     Clearing,
     Idle,
     Pack,
@@ -151,7 +152,7 @@ class Upkeep:
             replacement = Replacement(journal.directory, journal.queue, journal.kept)
             at = self._core.state.clock.monotonic() - journal.kept_for
             self._replaced = (Replaced(replacement, at, cures=False),)
-        self.state: State = Idle()
+        self.state: State = IDLE
         self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
         self._set_thresholds(0)
@@ -332,9 +333,9 @@ class Upkeep:
         if self.state is not state:
             return  # it was cancelled
         if error is not None:
-            self._failed("synced", error, Idle())
+            self._failed("synced", error, IDLE)
             return
-        self._enter(Idle())
+        self._enter(IDLE)
         # Let the next commit or tick decide what to do now.
         self.attend_at = self.attend_empty_at = 0
 
@@ -346,7 +347,7 @@ class Upkeep:
         try:
             return self._journal.end_file(cures=cures)
         except OSError as error:
-            self._failed("rotated", error, Idle())
+            self._failed("rotated", error, IDLE)
             return None
 
     def _rotate_full(self) -> None:
@@ -476,14 +477,14 @@ class Upkeep:
         if error is None:
             error = self._switch(work)
         if error is not None:
-            self._failed("replaced", error, state if work.replacement.is_placed else Idle())
+            self._failed("replaced", error, state if work.replacement.is_placed else IDLE)
             return
         work.replacement.forget_contents()
         self.gives_back = False
         cures = isinstance(work, Rewrite) and work.cures
         replaced = Replaced(work.replacement, self._core.state.clock.monotonic(), cures)
         self._replaced = (*self._replaced, replaced)
-        self._enter(Idle())
+        self._enter(IDLE)
         if cures:  # adds are refused until the old files are gone
             self._clear(len(self._replaced))
         elif self._is_removal_due:
@@ -551,7 +552,7 @@ class Upkeep:
             self._journal.renamed(last.replacement.pack, last.replacement.name)
         if last.cures:
             self._journal.suspect = False
-        self._enter(Idle())
+        self._enter(IDLE)
 
     # --- trimming memory ---
 
@@ -640,12 +641,12 @@ class Upkeep:
             case Clearing(replaced):
                 self._enter(Clearing(replaced))
             case _:
-                self._enter(Idle())
+                self._enter(IDLE)
 
     def cancel(self) -> Placing | Clearing | None:
         """Cancel what is being done; return its state if it is a replacement."""
         state = self.state.then if isinstance(self.state, Waiting) else self.state
-        self._enter(Idle())
+        self._enter(IDLE)
         given_up = state if isinstance(state, Placing | Clearing) else None
         for one in self._replacements(given_up):
             one.cancel()

@@ -32,7 +32,7 @@ def test_readers_find_a_queue_empty_whose_reads_are_paused(
     assert spool.collection.pause("jobs", operations)
     queue = spool.queue()
     assert [queue.line.take_as(mode) for mode in ReadMode] == [(None, 0)] * len(ReadMode)
-    assert (len(queue), queue.checks.limits.reads_paused) == (2, True)
+    assert (len(queue), queue.state.limits.reads_paused) == (2, True)
     spool.collection.resume("jobs", Paused.READS)
     assert spool.drain() == [b"one", b"two"]
 
@@ -62,7 +62,7 @@ def test_adding_to_a_queue_whose_writes_are_paused_is_refused(spool: LocalQueues
     with pytest.raises(QueueUnavailable, match="queue jobs is paused for writes"):
         spool.queue().add(b"three")
     assert spool.queue().refusals.paused == 1
-    assert spool.queue().checks.limits.writes_paused
+    assert spool.queue().state.limits.writes_paused
     assert not spool.queue().has_room(1)
     assert spool.drain() == [b"one", b"two"]
 
@@ -140,11 +140,11 @@ def test_what_is_paused_survives_a_restart_and_new_settings(spool: LocalQueues) 
 
 def test_a_queue_without_checks_checks_nothing_after_the_resume(spool: LocalQueues) -> None:
     """The pause costs nothing while nothing is paused."""
-    before = spool.queue().checks.mask > 0
+    before = spool.queue().state.checks > 0
     spool.collection.pause("jobs", Paused.ALL)
-    during = spool.queue().checks.mask > 0
+    during = spool.queue().state.checks > 0
     spool.collection.resume("jobs", Paused.ALL)
-    assert (before, during, spool.queue().checks.mask > 0) == (False, True, False)
+    assert (before, during, spool.queue().state.checks > 0) == (False, True, False)
 
 
 def test_a_paused_queue_is_not_deleted_for_its_age(tmp_path: Path) -> None:

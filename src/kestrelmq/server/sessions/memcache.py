@@ -380,7 +380,7 @@ class MemcacheSession(LineSession):
         expiry = request.expiry and self._expiry(request.expiry)
         added = self._context.turns.clock.now()
         # To shorten it later would copy the item.
-        record = large.record(added, queue.checks.limits.expiry(added, expiry))
+        record = large.record(added, queue.state.limits.expiry(added, expiry))
         try:
             stored = queue.accept(Put(record, mark=request.mark))
         except _FAILURES as error:
