@@ -25,8 +25,6 @@ class FileLock:
     The file stays, and names the last process that took the lock. A `with` block holds the lock.
     """
 
-    __slots__ = ("_descriptor", "_note", "_path", "_problem", "_process", "_shared")
-
     def __init__(
         self, path: Path, problem: str, *, shared: bool = False, note: str | None = None
     ) -> None:
@@ -125,8 +123,6 @@ class QueuePathLock(FileLock):
 
     Users of single queues share the lock.
     """
-
-    __slots__ = ()
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
         """Describe the lock of the queue path `path`."""

@@ -189,14 +189,14 @@ UNDO: Final = {row.event: row.undo for row in LIFE if row.records}
 """How a change is taken back, by event; the same in all states."""
 NEXT: Final = {row.event: row.next for row in reversed(LIFE)}
 """What follows, by event. Only LOSE may also have another: for a journal, the two are one."""
-FORGOTTEN: Final = frozenset([row.event for row in LIFE if row.is_forgotten])
+FORGOTTEN: Final = frozenset(row.event for row in LIFE if row.is_forgotten)
 """The events after which nobody knows the read any more when they were taken back."""
 
 
 def opcodes(event: int) -> frozenset[int]:
     """Return the opcodes of the records that say that `event` has happened."""
     names = [name for row in LIFE if row.event == event for name in row.records + row.also]
-    return frozenset([opcode for opcode, name in enumerate(OPERATIONS) if name in names])
+    return frozenset(opcode for opcode, name in enumerate(OPERATIONS) if name in names)
 
 
 def noted_row(kind: str) -> Row:
@@ -210,7 +210,7 @@ def _replayed(opcode: int) -> int:
 
 
 NOTHING: Final = -1
-REPLAYED: Final = tuple([_replayed(opcode) for opcode in range(len(OPERATIONS))])
+REPLAYED: Final = tuple(map(_replayed, range(len(OPERATIONS))))
 """By opcode: what has happened to the head, or to the read whose xid the record has, if anything.
 
 That a record also adds an item is another event, ADD.

@@ -43,8 +43,6 @@ class ThriftOpenReads:
     at most a small multiple of the number of open reads.
     """
 
-    __slots__ = ("_limit", "_order", "_reads")
-
     def __init__(self) -> None:
         self._reads: dict[int, _OpenRead] = {}
         self._order = 0
