@@ -60,7 +60,7 @@ class ReadHandler(PendingRequest):
 
     def give_up(self) -> None:
         """Send the answer that there is no item; `cancel` was called, and the connection closes."""
-        raise NotImplementedError
+        self.end(None)
 
     def cancel(self) -> None:
         """Give back the items opened for an answer that the client, which is gone, did not get."""

@@ -411,10 +411,6 @@ class MemcacheMonitor(ReadHandler):
         """Send END."""
         self._connection.push(END)
 
-    def give_up(self) -> None:
-        """Send END."""
-        self._connection.push(END)
-
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the monitor."""
         refuse(self._connection, error)

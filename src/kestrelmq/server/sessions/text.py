@@ -260,10 +260,6 @@ class TextRead(ReadHandler):
             queue.counts.get_misses += isinstance(self._command, Get)
         self._connection.push(text.NO_ITEM, queue)
 
-    def give_up(self) -> None:
-        """Send the same."""
-        self._connection.push(text.NO_ITEM)
-
     def fail(self, error: KestrelError) -> None:
         """Send the error that ends the read."""
         _refuse(self._connection, error)

@@ -137,10 +137,6 @@ class ThriftGet(ReadHandler):
         else:
             self._session.refuse(self._header, error)
 
-    def give_up(self) -> None:
-        """Answer without items."""
-        self._answer([])
-
     def cancel(self) -> None:
         """Give back the items that were read."""
         if self._queue is not None:
