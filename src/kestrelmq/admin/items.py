@@ -44,7 +44,6 @@ from kestrelmq.queues.browsing import parse_place, place_text
 from kestrelmq.queues.searching import Search
 from kestrelmq.server.clients import holders
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes, moving
@@ -117,7 +116,7 @@ async def put_item(call: Call, body: NewItem) -> Stored:
     expiry = 0 if body.expires_in is None else (due or now()) + round(body.expires_in * 1000)
     collection = context.collection
     mark = _mark(body)
-    stored = await put(context, name, data, ItemTimes(expiry, due), mark)
+    stored = await put(context, name, data, expiry, due=due, mark=mark)
     destinations = collection.destinations(name)
     await changes.wait_until_durable(context, *destinations)
     if not stored:

@@ -23,7 +23,6 @@ from kestrelmq.format.records import ADDX_HEADER, Item, item_times, record_of
 from kestrelmq.protocol.rights import Right
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import LARGE_ITEM
-from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.long_reply import in_slices
 from kestrelmq.server.loop.threads import in_thread
 from kestrelmq.server.requests import changes
@@ -208,7 +207,7 @@ class _Target:
         for row in rows:
             try:
                 self._call.allow_changes()
-                stored = await put(context, self._name, row.data, ItemTimes(row.expiry, row.due))
+                stored = await put(context, self._name, row.data, row.expiry, due=row.due)
             except (JournalError, QueueUnavailable) as error:
                 refusal = translated(error)
                 break

@@ -59,19 +59,6 @@ class TooManyRequests(ClientForbidden):
     """The user has made as many requests lately as `rate_limit` allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class ItemTimes:
-    """The times of items that are added, in milliseconds since the epoch.
-
-    Attributes:
-        expiry: when they expire; 0 for never.
-        due: from when on they wait in the queue; 0 for now.
-    """
-
-    expiry: int
-    due: int = 0
-
-
 @dataclass(slots=True)
 class ServerContext:
     """What all sessions of a server share.
@@ -205,15 +192,9 @@ class ServerContext:
             request.end_wait()
             yield
 
-    def item_times(self, lifetime: int, delay: int = 0) -> ItemTimes:
-        """Return the times of an item that is delayed by `delay` ms and lives for `lifetime` ms.
-
-        It lives from when it is due; a lifetime of 0 has no end.
-        """
-        now = self.turns.clock.now()
-        due = self.due_after(delay)
-        expiry = lifetime and min(max((due or now) + lifetime, 1), LATEST)
-        return ItemTimes(expiry, due)
+    def expiry_after(self, lifetime: int) -> int:
+        """Return when an item that lives for `lifetime` ms expires (epoch ms); 0 has no end."""
+        return lifetime and min(max(self.turns.clock.now() + lifetime, 1), LATEST)
 
     def due_after(self, delay: int) -> int:
         """Return when an item that is delayed by `delay` ms is due (epoch ms); 0 if it is not."""

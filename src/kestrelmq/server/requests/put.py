@@ -19,7 +19,7 @@ from kestrelmq.queue.adding import Put
 from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from kestrelmq.server.connection import Connection, PendingRequest
-from kestrelmq.server.context import ItemTimes, ServerContext
+from kestrelmq.server.context import ServerContext
 from kestrelmq.server.replies import Queues
 from kestrelmq.server.requests.changes import run_job
 
@@ -32,17 +32,25 @@ log = logging.getLogger(__name__)
 
 
 async def put(
-    context: ServerContext, name: str, data: bytes, times: ItemTimes, mark: PutMark | None = None
+    context: ServerContext,
+    name: str,
+    data: bytes,
+    expiry: int = 0,
+    *,
+    due: int = 0,
+    mark: PutMark | None = None,
 ) -> bool:
     """Add an item, as `QueueCollection.add`; a thread copies a large one first."""
     collection = context.collection
     if len(data) < LARGE_ITEM:
-        return collection.add(name, data, times.expiry, due=times.due, mark=mark)
+        return collection.add(name, data, expiry, due=due, mark=mark)
     records: list[bytes] = []
-    added = times.due or context.turns.clock.now()
-    expiry = collection.limited_expiry(name, added, times.expiry)
-    await run_job(context, lambda pause: records.append(item_in_pieces(added, expiry, data, pause)))
-    return collection.accept(name, Put(records.pop(), is_delayed=times.due > 0, mark=mark))
+    added = due or context.turns.clock.now()
+    limited = collection.limited_expiry(name, added, expiry)
+    await run_job(
+        context, lambda pause: records.append(item_in_pieces(added, limited, data, pause))
+    )
+    return collection.accept(name, Put(records.pop(), is_delayed=due > 0, mark=mark))
 
 
 class PendingPut(PendingRequest):
@@ -52,6 +60,8 @@ class PendingPut(PendingRequest):
         "_answer",
         "_connection",
         "_context",
+        "_due",
+        "_expiry",
         "_is_cancelled",
         "_is_working",
         "_items",
@@ -62,7 +72,6 @@ class PendingPut(PendingRequest):
         "_refuse",
         "_stops",
         "_stored",
-        "_times",
         "_turn",
         "_written",
     )
@@ -73,11 +82,12 @@ class PendingPut(PendingRequest):
         context: ServerContext,
         name: str,
         items: Sequence[bytes | memoryview],
-        times: ItemTimes,
+        expiry: int,
         answer: Callable[[int, Queues], None],
         refuse: Callable[[KestrelError], None],
         mark: PutMark | None = None,
         *,
+        due: int = 0,
         stops: bool = True,
     ) -> None:
         """Prepare; `begin` begins the work.
@@ -87,10 +97,11 @@ class PendingPut(PendingRequest):
             context: what the sessions share.
             name: the name of the queue, or of an alias.
             items: the items, in order; large ones may be memoryviews.
-            times: when they expire and are due.
+            expiry: when they expire (epoch ms); 0 for never.
             answer: called with the number of items accepted and the queues the reply depends on.
             refuse: called instead, with the error, when no item was accepted.
             mark: that of the only item, if a producer is named.
+            due: from when on they wait in the queue (epoch ms); 0 for now.
             stops: whether the first item that is refused ends the put.
         """
         self._mark = mark
@@ -99,7 +110,8 @@ class PendingPut(PendingRequest):
         self._context = context
         self._name = name
         self._items = items
-        self._times = times
+        self._expiry = expiry
+        self._due = due
         self._answer = answer
         self._refuse = refuse
         self._next = self._stored = self._written = 0
@@ -126,8 +138,8 @@ class PendingPut(PendingRequest):
         if not places:
             self.resume()  # many requests that create queues, or go to many, take several turns
             return
-        added = self._times.due or context.turns.clock.now()
-        expiry = context.collection.limited_expiry(name, added, self._times.expiry)
+        added = self._due or context.turns.clock.now()
+        expiry = context.collection.limited_expiry(name, added, self._expiry)
 
         def copy(pause: Pause) -> None:
             for place in places:
@@ -235,14 +247,13 @@ class PendingPut(PendingRequest):
         """Add an item; return False when it is refused."""
         context = self._context
         context.counters.cmd_set += self._next > 0
-        times = self._times
         record = self._records.pop(self._next, None)
         if record is not None:
-            put = Put(record, is_delayed=times.due > 0, mark=self._mark)
+            put = Put(record, is_delayed=self._due > 0, mark=self._mark)
             return context.collection.accept(self._name, put)
         item = bytes(data)  # no copy, but of a memoryview
         return context.collection.add(
-            self._name, item, times.expiry, due=times.due, mark=self._mark
+            self._name, item, self._expiry, due=self._due, mark=self._mark
         )
 
     def _fail(self, error: KestrelError) -> None:

@@ -61,7 +61,7 @@ from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.counters import LARGE_ITEM
 from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection
-from kestrelmq.server.context import NO_ROOM, ClientForbidden, Forbidden, ItemTimes, ServerContext
+from kestrelmq.server.context import NO_ROOM, ClientForbidden, Forbidden, ServerContext
 from kestrelmq.server.long_reply import LongReply
 from kestrelmq.server.loop.turns import LARGE_SHARE
 from kestrelmq.server.replies import Queues
@@ -446,10 +446,11 @@ class MemcacheSession(LineSession):
             self._context,
             request.queue,
             (item,),
-            ItemTimes(request.expiry and self._expiry(request.expiry, due), due),
+            request.expiry and self._expiry(request.expiry, due),
             lambda count, queues: self._answer_set(request, queues, stored=bool(count)),
             lambda error: refuse(self._connection, error, noreply=request.noreply),
             request.mark,
+            due=due,
         )
 
     def _answer_set(self, request: Set, queues: Queues, *, stored: bool) -> None:

@@ -151,7 +151,7 @@ class TextSession(LineSession):
             self._context,
             put.queue,
             put.items,
-            self._context.item_times(put.expiry),
+            self._context.expiry_after(put.expiry),
             lambda count, queues: connection.push(text.count_reply(count), queues),
             partial(_refuse, connection),
             stops=False,

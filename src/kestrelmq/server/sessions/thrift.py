@@ -351,7 +351,7 @@ class ThriftSession(Session):
                     self.context,
                     name,
                     items,
-                    self.context.item_times(expiration),
+                    self.context.expiry_after(expiration),
                     lambda count, queues: self.answer(header, count, queues),
                     lambda error: self.refuse(header, error),
                 ).begin()

@@ -16,7 +16,6 @@ from kestrelmq.errors import JournalError
 from kestrelmq.format.records import item, item_add_time, item_data, item_expiry
 from kestrelmq.protocol.memcache import Set
 from kestrelmq.scheduling.worker import LARGE_ITEM
-from kestrelmq.server.context import ItemTimes
 from kestrelmq.server.requests.changes import wait_until_durable
 from kestrelmq.server.requests.put import put
 from kestrelmq.server.sessions.large_item import ArrivingLargeItem
@@ -159,11 +158,11 @@ def test_a_thread_writes_what_comes_over_http(tmp_path: Path, *, fails: bool) ->
     config = ServerConfig(queue_path=directory.path)
 
     async def put_large() -> None:
-        assert await put(turning.context, "work", LARGE, ItemTimes(0))
+        assert await put(turning.context, "work", LARGE)
         await wait_until_durable(turning.context, turning.collection.obtain("work"))
 
     async def scenario() -> None:
-        assert await put(turning.context, "work", b"small", ItemTimes(0))
+        assert await put(turning.context, "work", b"small")
         large = asyncio.create_task(put_large())
         await turning.until(lambda: len(worker) == 1)
         assert len(turning.collection.obtain("work")) == 1
