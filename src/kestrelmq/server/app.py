@@ -148,7 +148,7 @@ class Server:
         self._service_manager = ServiceManager()
         self._reloading = asyncio.Lock()
         self._reloads: set[asyncio.Task[None]] = set()
-        self._watcher = PathWatcher(self._turns, config.queue_path, self._path_changed)
+        self._watcher = PathWatcher(self._turns, config.queue_path, self._collection.check_path)
 
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or a client's `shutdown`.
@@ -248,9 +248,6 @@ class Server:
         await loaded.wait()
         gc.freeze()
         log.info("every queue is loaded")
-
-    def _path_changed(self) -> None:
-        self._collection.check_path(self._watcher.changed_names())
 
     def _cut_off_clients(self) -> None:
         """Serve no client any more: a request could begin a task, which nobody would cancel."""

@@ -34,8 +34,10 @@ class PathWatcher(TurnConnection):
     It watches the queue path, and also its parent directories, for being renamed.
     """
 
-    def __init__(self, turns: TurnLoop, path: Path, changed: Callable[[], None]) -> None:
-        """Prepare; `changed` is called at each event, and calls `changed_names` for the details."""
+    def __init__(
+        self, turns: TurnLoop, path: Path, changed: Callable[[set[str] | None], None]
+    ) -> None:
+        """Prepare; `changed` is called at each event, with what `_changed_names` returns."""
         self._turns = turns
         self._path = path
         self._changed = changed
@@ -59,7 +61,7 @@ class PathWatcher(TurnConnection):
         self._turns.add(descriptor, self, selectors.EVENT_READ)
         return True
 
-    def changed_names(self) -> set[str] | None:
+    def _changed_names(self) -> set[str] | None:
         """Return the names of the files removed, renamed or replaced since the last call.
 
         The set is empty if only the queue path itself was. None means that it may be any files,
@@ -91,5 +93,5 @@ class PathWatcher(TurnConnection):
             self._descriptor = None
 
     def on_input(self) -> None:
-        """Report that there are events."""
-        self._changed()
+        """Report what has changed."""
+        self._changed(self._changed_names())
