@@ -424,6 +424,7 @@ class Replacement:
         files: the rotated files that are replaced, in order.
         pack: the name of the new file once it is placed.
         name: its final name.
+        is_placed: whether the new file was renamed to replace the others, perhaps not yet synced.
         size: bytes in it, once it is placed.
         positions: pairs of a number of waiting items and the position in the new file behind them.
     """
@@ -458,14 +459,9 @@ class Replacement:
         self._source = source
         self._before = before
         self._lock = Lock()
-        self._renamed = False
+        self.is_placed = False
         self._ended = False
         self._cancelled = False
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether the new file was renamed to replace the others, perhaps not yet synced."""
-        return self._renamed
 
     def cancel(self) -> None:
         """Prevent further steps; one that is running may still be completed."""
@@ -490,7 +486,7 @@ class Replacement:
             JournalError: the files cannot be read.
             OSError: the new file could not be written or put in place.
         """
-        if not self._renamed:
+        if not self.is_placed:
             try:
                 self._write(pause)
                 self._rename()
@@ -532,7 +528,7 @@ class Replacement:
             if self._cancelled:
                 raise ReplacementCancelled
             self._directory.rename(self._temporary, self.pack)
-            self._renamed = True
+            self.is_placed = True
         self._directory.crash_point("replace: pack named")
 
     def clear(self, pause: Pause) -> None:

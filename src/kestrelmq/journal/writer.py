@@ -83,6 +83,7 @@ class FileJournal:
     Attributes:
         directory: where its files are.
         queue: the queue's name.
+        current_name: name of the current file: the queue's, unless a rotation failed half-way.
         after: a timestamp (ms). Rotated files up to it belong to a deleted queue of this name.
         sizes: bytes in each rotated file by its name, in replay order.
         size: bytes in all files.
@@ -109,12 +110,12 @@ class FileJournal:
         "_found",
         "_is_closed",
         "_lock",
-        "_name",
         "_names_changed",
         "_names_synced",
         "_synced",
         "_writes_at",
         "after",
+        "current_name",
         "directory",
         "follower",
         "is_ending",
@@ -167,7 +168,7 @@ class FileJournal:
         self._current: AppendFile | None = None
         self._is_closed = False
         self._found = found
-        self._name = queue
+        self.current_name = queue
         # Bytes of the current file that are on disk for certain.
         self._synced = 0
         # How often names of files changed, and how many of these changes are on disk.
@@ -176,14 +177,9 @@ class FileJournal:
         self._lock = Lock()
 
     @property
-    def current_name(self) -> str:
-        """Name of the current file: the queue's, unless a rotation failed half-way."""
-        return self._name
-
-    @property
     def files(self) -> list[str]:
         """Names of the files in replay order; the last is the current one."""
-        return [*self.sizes, self._name]
+        return [*self.sizes, self.current_name]
 
     @property
     def is_new(self) -> bool:
@@ -192,7 +188,7 @@ class FileJournal:
 
     def open(self) -> None:
         """Open the current file; it is created if it does not exist. Raises OSError."""
-        self._current = self.directory.append_to(self._name, self._found)
+        self._current = self.directory.append_to(self.current_name, self._found)
         self._found = None
         self._names_changed += 1
         self.size += self._current.size
@@ -262,7 +258,7 @@ class FileJournal:
         """
         name = temporary_name(self.queue, NEXT, self._clock.now())
         write_file(self.directory, name, (records,))
-        old, end = self._name, self.current_size
+        old, end = self.current_name, self.current_size
         try:
             rotated = self.rotate(name)
         except OSError:
@@ -275,7 +271,7 @@ class FileJournal:
             old,
             extra={"queue": self.queue},
         )
-        self.follower.file_ended(rotated, end, self._name)
+        self.follower.file_ended(rotated, end, self.current_name)
 
     @property
     def current_size(self) -> int:
@@ -394,7 +390,7 @@ class FileJournal:
             raise OSError("the journal is being removed")
         current.cut_failed_write()
         timestamp = self._timestamp()
-        old = self._name
+        old = self.current_name
         rotated = rotated_name(self.queue, timestamp) if old == self.queue else old
         temporary = next_file or temporary_name(self.queue, NEXT, timestamp)
         new = self.directory.append_to(temporary) if next_file else self._empty_file(temporary)
@@ -419,7 +415,7 @@ class FileJournal:
             self._synced = new.size  # of a `next_file`
             self.size += new.size
         current.close()
-        self._name = self.queue
+        self.current_name = self.queue
         self.is_torn = False
         self.rotations += 1
         return rotated
@@ -434,7 +430,7 @@ class FileJournal:
         return file
 
     def _current_renamed(self, current: AppendFile, name: str) -> None:
-        old, self._name = self._name, name
+        old, self.current_name = self.current_name, name
         current.renamed(name)
         self.follower.file_renamed(old, name)
 
@@ -473,18 +469,18 @@ class FileJournal:
             OSError: the queue is as it was.
         """
         current = self._opened()
-        if self._name == self.queue:
+        if self.current_name == self.queue:
             # This frees the name for the current file of a new queue that is called the same.
             rotated = rotated_name(self.queue, self._timestamp())
             # If somebody has removed the file, the queue can only be deleted.
             with contextlib.suppress(FileNotFoundError):
-                self.directory.rename(self._name, rotated)
+                self.directory.rename(self.current_name, rotated)
             self._current_renamed(current, rotated)
             self._names_changed += 1
             self.directory.crash_point("delete: current file renamed")
-        newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self._name]))
+        newest = max(newest_timestamp(list(self.sizes)), newest_timestamp([self.current_name]))
         self.is_ending = True
-        sizes = {**self.sizes, self._name: self.current_size}
+        sizes = {**self.sizes, self.current_name: self.current_size}
         return JournalRemoval(self.directory, self.queue, newest, sizes, also)
 
     def _timestamp(self) -> int:
