@@ -59,12 +59,14 @@ class Round:
 
     Attributes:
         queues: the queues; none are added once the round has begun.
+        syncs: the rounds that sync what it has written, if replies wait for that, too.
         has_ended: whether the round is over.
         failures: once the round is over, the queues of which it failed, and why.
     """
 
     def __init__(self) -> None:
         self.queues: dict[Committable, None] = {}
+        self.syncs: list[Round] = []
         self.has_ended = False
         self.failures: dict[Committable, JournalError] = {}
         self._errors: dict[Committable, OSError] = {}
@@ -87,14 +89,21 @@ class Round:
         """Work on one queue; `pause` after each short piece. Raises OSError."""
         raise NotImplementedError
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Set `failures`, after `run`; `error` is given if that could not run."""
+        if error is not None:
+            self._errors = dict.fromkeys(self.queues, OSError(str(error)))
+        self._find_failures(self._errors)
+        self.has_ended = True
+
+    def _find_failures(self, errors: dict[Committable, OSError]) -> None:
+        """Set `failures`, given the errors of the work on some queues."""
+        raise NotImplementedError
+
     @property
     def is_over(self) -> bool:
         """Whether replies need not wait for it any more."""
-        return self.has_ended
-
-    def find_failures(self, failures: dict[Committable, JournalError]) -> None:
-        """Add the `failures` of replies that waited for it."""
-        failures.update(self.failures)
+        return self.has_ended and all(sync.has_ended for sync in self.syncs)
 
 
 class SyncRound(Round):
@@ -106,26 +115,17 @@ class SyncRound(Round):
     def _work_on(self, queue: Committable, pause: Pause) -> None:  # noqa: ARG002 # it is one piece
         queue.sync()
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Set `failures`, after `run`; `error` is given if that could not run."""
-        if error is not None:
-            self._errors = dict.fromkeys(self.queues, OSError(str(error)))
+    def _find_failures(self, errors: dict[Committable, OSError]) -> None:
         self.failures = {
-            queue: NotSynced(str(queue.failed(error))) for queue, error in self._errors.items()
+            queue: NotSynced(str(queue.failed(error))) for queue, error in errors.items()
         }
-        self.has_ended = True
 
 
 class WriteRound(Round):
-    """A round of writes, one for each queue, in the order in which they joined.
-
-    Attributes:
-        syncs: the rounds that sync what it has written, if replies wait for that, too.
-    """
+    """A round of writes, one for each queue, in the order in which they joined."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.syncs: list[SyncRound] = []
         self._jobs: dict[Committable, Job] = {}
         self._has_run = False
         self._lock = Lock()
@@ -147,26 +147,11 @@ class WriteRound(Round):
     def _work_on(self, queue: Committable, pause: Pause) -> None:
         self._jobs[queue](pause)
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Set `failures`, after `run`; `error` is given if that could not run."""
-        if error is not None:
-            self._errors = dict.fromkeys(self.queues, OSError(str(error)))
+    def _find_failures(self, errors: dict[Committable, OSError]) -> None:
         for queue in self.queues:
-            failure = queue.end_write(self._errors.get(queue))
+            failure = queue.end_write(errors.get(queue))
             if failure is not None:
                 self.failures[queue] = failure
-        self.has_ended = True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether replies need not wait for it any more."""
-        return self.has_ended and all(sync.has_ended for sync in self.syncs)
-
-    def find_failures(self, failures: dict[Committable, JournalError]) -> None:
-        """Add the `failures` of replies that waited for it."""
-        for sync in self.syncs:
-            sync.find_failures(failures)
-        super().find_failures(failures)
 
 
 Rounds = Collection[Round]
@@ -179,7 +164,8 @@ def failures_of(rounds: Rounds) -> dict[Committable, JournalError]:
     """Return the failures of rounds that are over."""
     failures: dict[Committable, JournalError] = {}
     for one in rounds:
-        one.find_failures(failures)
+        for part in (*one.syncs, one):
+            failures.update(part.failures)
     return failures
 
 
