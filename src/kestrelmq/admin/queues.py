@@ -305,9 +305,7 @@ async def _set_paused(call: Call, body: Operations, *, resume: bool) -> PausedAn
 async def flush_queue(call: Call) -> Flushed:
     """Drop every waiting item of a queue; open reads stay open."""
     call.allow_changes()
-    queue = call.queue()
-    count = await changes.flush_queue(call.admin.context, queue)
-    return Flushed(flushed=count)
+    return Flushed(flushed=await changes.flush(call.admin.context, call.queue().name))
 
 
 @operation("DELETE", ONE, "queues", Right.ADMIN, failures=(404, 503))

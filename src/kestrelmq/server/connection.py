@@ -79,7 +79,6 @@ class Session:
 
     def connection_closed(self) -> None:
         """Give back what the session holds; the connection is closed and its request cancelled."""
-        raise NotImplementedError
 
     def failure_reply(
         self, failure: JournalError, reply: bytes, queues: Sequence[Committable]

@@ -44,11 +44,8 @@ async def flush(context: ServerContext, name: str) -> int:
     Raises as `QueueCollection.flush` and `wait_until_durable`.
     """
     queue = context.collection.existing(name)
-    return 0 if queue is None else await flush_queue(context, queue)
-
-
-async def flush_queue(context: ServerContext, queue: Queue) -> int:
-    """Drop the waiting items of a queue that exists, as `flush` does."""
+    if queue is None:
+        return 0
     count = await in_slices(queue.flushing(), context.turns)
     await wait_until_durable(context, queue)
     return count

@@ -7,17 +7,16 @@ so nothing is stored. The third refusal closes the connection: some clients take
 connection for the end of the server, so not the first one does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from kestrelmq.errors import JournalError, KestrelError
+from kestrelmq.errors import KestrelError
 from kestrelmq.passwords import SIGN_IN_FIRST
 from kestrelmq.protocol import memcache
 from kestrelmq.protocol.faults import ClientFault
 from kestrelmq.protocol.foreign import BINARY_REQUEST, binary_refusal
 from kestrelmq.protocol.managing import Delete, Flush, FlushAll, Quit, Version
 from kestrelmq.protocol.memcache import STORED, Parser, RefusedRequest
-from kestrelmq.scheduling.durability import Committable
 from kestrelmq.server.connection import Connection, Session
 from kestrelmq.server.context import MOST_SIGN_INS, NotSignedIn, ServerContext
 from kestrelmq.server.requests import changes
@@ -32,7 +31,7 @@ _REFUSAL: Final = error_reply(NotSignedIn(SIGN_IN_FIRST))
 
 
 class SigningInSession(Session):
-    """The session of a client until it has signed in."""
+    """The session of a client until it has signed in. None of its replies depends on a queue."""
 
     def __init__(
         self,
@@ -172,12 +171,3 @@ class SigningInSession(Session):
     def answer_internal_error(self) -> None:
         """Reply to a request that failed because of a bug, and close."""
         self._close_with(memcache.server_error("internal error"))
-
-    def failure_reply(
-        self, failure: JournalError, reply: bytes, queues: Sequence[Committable]
-    ) -> bytes:
-        """Not called: no reply depends on a queue."""
-        raise NotImplementedError
-
-    def connection_closed(self) -> None:
-        """Give nothing back: there is nothing."""
