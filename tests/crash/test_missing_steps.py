@@ -29,7 +29,7 @@ from tests.support.recording_directory import (
 )
 
 SHARED = "journal/writer.py FileJournal.sync_current: current.sync()"
-CLEANED = "journal/loading.py clean_up: directory.rename(old, new)"
+CLEANED = "journal/loading.py clean_up: directory.rename(pack, queue_files.rotated[0])"
 TOLD_APART = (SHARED, CLEANED)
 """Told apart by who calls it."""
 LOADING = "loading does what is left of it, and the queue is the same before and after"

@@ -45,31 +45,27 @@ class QueueFiles(NamedTuple):
 
     Attributes:
         queue: its name.
-        rotated: rotated files to replay, in order, by their names after the renames.
+        rotated: rotated files to replay, in order; a pack by its final name.
         has_current: whether the file `queue` itself exists; it is replayed last.
-        dead: files to remove before the renames: those that a pack replaces, and temporaries that a
-            crash left.
-        rename: the pack files to rename, as (from, to).
+        dead: files to remove: those that the pack replaces, and temporaries that a crash left.
+        pack: the pack, if there is one: it is to be renamed to the first of `rotated` after that.
     """
 
     queue: str
     rotated: tuple[str, ...] = ()
     has_current: bool = False
     dead: tuple[str, ...] = ()
-    rename: tuple[tuple[str, str], ...] = ()
+    pack: str | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files to replay, in order, once the renames are done."""
+        """The files to replay, in order, once the pack is renamed."""
         return (*self.rotated, self.queue) if self.has_current else self.rotated
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The files to replay, in order, by their names before the renames are done."""
-        if not self.rename:
-            return self.files
-        old_names = {new: old for old, new in self.rename}
-        return tuple(old_names.get(name, name) for name in self.files)
+        """The files to replay, in order, by their present names."""
+        return self.files if self.pack is None else (self.pack, *self.files[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +169,12 @@ def _queue_files(
             dead.append((parsed.timestamp, name))
         else:
             rotated.append((parsed.timestamp, name))
-    rename: tuple[tuple[str, str], ...] = ()
     if pack is not None:
-        renamed = rotated_name(queue, newest_pack)
-        rename = ((pack, renamed),)
-        rotated.append((newest_pack, renamed))
+        rotated.append((newest_pack, rotated_name(queue, newest_pack)))
     return QueueFiles(
         queue=queue,
         rotated=tuple(name for _, name in sorted(rotated)),
         has_current=any(parsed.timestamp is None for parsed, _ in files),
         dead=(*sorted(left_over), *(name for _, name in sorted(dead))),
-        rename=rename,
+        pack=pack,
     )

@@ -251,16 +251,17 @@ def _without_kept(
         OSError: a file is not there any more.
     """
     old = tuple(name for name in files.dead if parse_name(name) is not None)
-    if not (keep and old):
+    if not keep or not old or files.pack is None:
         return files, (), 0.0
-    (pack, final), *_ = files.rename
-    written, last = ((directory.path / name).lstat().st_mtime for name in (pack, files.present[-1]))
+    ends = (files.pack, files.present[-1])
+    written, last = ((directory.path / name).lstat().st_mtime for name in ends)
     kept_for = max(0.0, last - written)
     if kept_for >= keep:
         return files, (), 0.0
     dead = tuple(name for name in files.dead if name not in old)
     rotated = files.present[: len(files.rotated)]
-    others = files._replace(rotated=rotated, dead=dead, rename=())
+    others = files._replace(rotated=rotated, dead=dead, pack=None)
+    final = files.rotated[0]
     return others, (*(name for name in old if name != final), final), kept_for
 
 
@@ -270,19 +271,20 @@ def clean_up(directory: Directory, queue_files: QueueFiles) -> None:
     Raises:
         OSError: a step failed. If the pack is not a regular file, nothing was removed.
     """
-    for old, _ in queue_files.rename:
-        os.close(directory.open(old))
+    pack = queue_files.pack
+    if pack is not None:
+        os.close(directory.open(pack))
     for name in queue_files.dead:
         log.info("removing %s: a pack replaces it, or a crash left it", name)
         directory.remove(name)
         directory.crash_point("clean-up: dead file removed")
-    if queue_files.dead and queue_files.rename:
+    if queue_files.dead and pack is not None:
         # Once the pack has its final name, it no longer replaces other files.
         directory.sync()
-    for old, new in queue_files.rename:
-        directory.rename(old, new)
+    if pack is not None:
+        directory.rename(pack, queue_files.rotated[0])
         directory.crash_point("clean-up: pack renamed")
-    if queue_files.dead or queue_files.rename:
+    if queue_files.dead or pack is not None:
         directory.sync()
 
 

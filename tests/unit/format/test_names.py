@@ -80,7 +80,7 @@ def test_order_is_by_number() -> None:
     """Rotated files go by timestamp, not by text; the current one is last."""
     found = group_files(["cars.1000", "cars", "cars.999", "cars.20"]).queues["cars"]
     assert found.files == ("cars.20", "cars.999", "cars.1000", "cars")
-    assert (found.dead, found.rename) == ((), ())
+    assert (found.dead, found.pack) == ((), None)
 
 
 def test_without_a_current_file() -> None:
@@ -98,7 +98,7 @@ def test_pack_replaces_what_is_not_newer() -> None:
         rotated=("cars.950", "cars.951"),
         has_current=True,
         dead=("cars.904", "cars.950"),
-        rename=(("cars.950.pack", "cars.950"),),
+        pack="cars.950.pack",
     )
 
 

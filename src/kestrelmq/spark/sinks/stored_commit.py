@@ -120,7 +120,7 @@ class StoredJournalCommit:
                 )
         for group in found.queues.values():
             # A killed driver may have left what means nothing in any of them.
-            if group.dead or group.rename:
+            if group.dead or group.pack is not None:
                 self._clean_up(group)
         if not self._overwrite:
             self._check_ends({queue for queue, files in existing.items() if files is not None})
@@ -165,8 +165,8 @@ class StoredJournalCommit:
         """Clean up in a store, as `journal.loading.clean_up` does in a directory."""
         for name in files.dead:
             self._delete(name)
-        for old, new in files.rename:
-            self._place(self._path / old, new)
+        if files.pack is not None:
+            self._place(self._path / files.pack, files.rotated[0])
 
     def _joined(self, queue: str, files: Sequence[Location]) -> Location:
         """Return one file with the contents of several."""

@@ -268,7 +268,7 @@ def _followed_in(
     for queue in group_files(listed).queues.values():
         if only is not None and queue.queue not in only:
             continue
-        live = _names_on_disk(queue)
+        live = queue.present
         files = []
         for name in (*live, *queue.dead):
             parsed = parse_name(name)
@@ -342,7 +342,7 @@ def _files_in(
 ) -> Iterator[SpoolFile]:
     listed = _listed(tree, spool)
     for queue in group_files(listed).queues.values():
-        names = _names_on_disk(queue)
+        names = queue.present
         for name in names:
             if only is None or name in only:
                 short, last = os.path.relpath(f"{spool}/{name}", root), name == names[-1]
@@ -365,9 +365,3 @@ def _listed(tree: FileTree, spool: str) -> dict[str, FileStatus]:
 
 def _names_in(tree: FileTree, spool: str) -> set[str]:
     return {name for name in tree.names(spool) if TEMPORARY_MARK not in name}
-
-
-def _names_on_disk(queue: QueueFiles) -> list[str]:
-    """Return the files to replay, by the names they have before the plan's renames."""
-    before = {new: old for old, new in queue.rename}
-    return [before.get(name, name) for name in queue.files]
