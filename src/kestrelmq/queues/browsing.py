@@ -33,36 +33,6 @@ _TRIES: Final = 5
 """How often files may be replaced while they are read."""
 
 
-class Cursor:
-    """Where the last view of a tour ended.
-
-    Attributes:
-        place: of the item behind it. The place of an item stays the same while it waits.
-    """
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-        self._reader: JournalReader | None = None
-        self._state: tuple[object, ...] = ()
-
-    def take_reader(self, place: int, state: tuple[object, ...]) -> JournalReader | None:
-        """Return the reader, if it is at `place` of the same files; otherwise close it."""
-        if place != self.place or state != self._state:
-            self.close()
-        reader, self._reader = self._reader, None
-        return reader
-
-    def keep(self, place: int, reader: JournalReader | None, state: tuple[object, ...]) -> None:
-        """Keep the reader of a view that ended at `place`."""
-        self.place, self._reader, self._state = place, reader, state
-
-    def close(self) -> None:
-        """Release the file."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-
-
 class View:
     """A part of a queue as it was at one moment.
 
@@ -78,7 +48,7 @@ class View:
         offset: int,
         most: int,
         most_bytes: int,
-        cursor: Cursor | None = None,
+        tour: "Tour | None" = None,
     ) -> None:
         """Look at the items from `offset` on; 0 is the head.
 
@@ -87,7 +57,7 @@ class View:
             offset: how many items to pass over.
             most: the most items to read.
             most_bytes: read no more after so many bytes of data; the last item may exceed it.
-            cursor: where the view of a tour before this ended.
+            tour: what this is a view of, if it is one; it goes on where the last one ended.
         """
         backlog = queue.backlog
         self.total = len(backlog)
@@ -103,15 +73,15 @@ class View:
         self._files: list[str] = []
         self._state = _state(queue)
         self._are_written = queue.changes.are_written
-        self._cursor, self._place = cursor, first_place(queue) + offset
+        self._tour, self._place = tour, first_place(queue) + offset
         # Whether the reader is at the item behind those that were read.
         self._ends_on_disk = False
         journal = queue.journal
         if not isinstance(journal, FileJournal):
             return
         self._files = journal.files
-        if cursor is not None:
-            self._reader = cursor.take_reader(self._place, self._state)
+        if tour is not None:
+            self._reader = tour.take_reader(self._place, self._state)
             if self._reader is not None:
                 self._items, self._skip = [], 0
                 self._left = min(most, max(0, self.total - offset))
@@ -193,11 +163,11 @@ class View:
         """Release the file, or leave it to the next view of the tour."""
         reader = self._reader
         is_right = self.failure is None and self.is_current
-        if reader is not None and not (is_right and self._ends_on_disk and self._cursor):
+        if reader is not None and not (is_right and self._ends_on_disk and self._tour):
             reader.close()
             reader = None
-        if self._cursor is not None and is_right:
-            self._cursor.keep(self._place + len(self.records), reader, self._state)
+        if self._tour is not None and is_right:
+            self._tour.keep(self._place + len(self.records), reader, self._state)
 
 
 class Look:
@@ -216,7 +186,7 @@ class Look:
         offset: int,
         most: int,
         most_bytes: int,
-        cursor: Cursor | None = None,
+        tour: "Tour | None" = None,
         *,
         place: int | None = None,
     ) -> None:
@@ -225,7 +195,7 @@ class Look:
         self.records: list[Item] = []
         self.offset = offset
         self._queue = queue
-        self._part = (most, most_bytes, cursor)
+        self._part = (most, most_bytes, tour)
         self._place = place
 
     def views(self) -> Generator[View, None, None]:
@@ -268,8 +238,12 @@ class Tour:
         """Begin; `most` and `most_bytes` are those of each look, as of `View`."""
         self._queue = queue
         self._most, self._most_bytes = most, most_bytes
-        begin = first_place(queue)
-        self._cursor, self._end = Cursor(begin), begin + len(queue)
+        # The place behind the last view. That of an item stays the same while it waits.
+        self._place = first_place(queue)
+        self._end = self._place + len(queue)
+        # The reader of that view, if it is there, and the files that it reads.
+        self._reader: JournalReader | None = None
+        self._state: tuple[object, ...] = ()
 
     def looks(self) -> Generator[Look, None, None]:
         """Yield looks; each must have ended before the next. To be run in the owner's thread.
@@ -277,22 +251,38 @@ class Tour:
         Raises:
             QueueUnavailable: the queue was closed before the end.
         """
-        queue, cursor = self._queue, self._cursor
+        queue = self._queue
         try:
-            while cursor.place < self._end:
+            while self._place < self._end:
                 if queue.state.is_closed:
                     raise QueueUnavailable(f"queue {queue.name} was deleted or closed meanwhile")
                 begin = first_place(queue)
-                offset = max(0, cursor.place - begin)
+                offset = max(0, self._place - begin)
                 left = min(self._end - begin, len(queue)) - offset
                 if left <= 0:
                     return
-                look = Look(queue, offset, min(self._most, left), self._most_bytes, cursor)
+                look = Look(queue, offset, min(self._most, left), self._most_bytes, self)
                 yield look
                 if not look.records:
                     return  # the rest is not written yet
         finally:
-            cursor.close()
+            self._close()
+
+    def take_reader(self, place: int, state: tuple[object, ...]) -> JournalReader | None:
+        """Return the reader, if it is at `place` of the same files; otherwise close it."""
+        if place != self._place or state != self._state:
+            self._close()
+        reader, self._reader = self._reader, None
+        return reader
+
+    def keep(self, place: int, reader: JournalReader | None, state: tuple[object, ...]) -> None:
+        """Keep the reader of a view that ended at `place`."""
+        self._place, self._reader, self._state = place, reader, state
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
 
 def first_place(queue: Queue) -> int:

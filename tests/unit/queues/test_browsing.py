@@ -148,10 +148,10 @@ def test_a_tour_reads_on_where_it_was(tmp_path: Path) -> None:
             assert not view._skip
             view.load()
         found += map(item_data, look.records)
-        kept.append(tour._cursor._reader is not None)
+        kept.append(tour._reader is not None)
     assert found == items
     assert kept == [False, *[True] * 9]
-    assert tour._cursor._reader is None
+    assert tour._reader is None
     spool.close()
 
 
@@ -198,11 +198,11 @@ def test_a_tour_of_a_queue_that_is_closed_fails(tmp_path: Path) -> None:
     for _ in range(2):
         for view in next(looks).views():
             view.load()
-    assert tour._cursor._reader is not None
+    assert tour._reader is not None
     spool.close()
     with pytest.raises(QueueUnavailable, match="queue jobs was deleted or closed meanwhile"):
         next(looks)
-    assert tour._cursor._reader is None
+    assert tour._reader is None
 
 
 def test_a_view_ends_when_it_has_enough_bytes(tmp_path: Path) -> None:
