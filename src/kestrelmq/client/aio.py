@@ -5,62 +5,53 @@ is cancelled during an operation, the connection of the operation is closed, so 
 the server was sending for an open read goes back to its queue.
 """
 
-# ruff: noqa: ASYNC109 # these timeouts are sent to the server: how long it waits for an item
+# these timeouts are sent to the server: how long it waits for an item
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from random import Random
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from kestrelmq.client import commands
-from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket, user_of
-from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.address import CONNECT_PAUSE, Address, try_unix_socket
+from kestrelmq.client.base import AsyncBlocks, Begun
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import (
     Exchange,
     IoRequest,
     OpenConnection,
-    Pool,
     RunCommand,
-    carry_out,
-    is_ours,
 )
 from kestrelmq.client.heartbeats import LEASE_ENDED
-from kestrelmq.client.options import ClientOptions, checked_count, options_of
-from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import PauseStep, Plan
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
-    beat_period,
-    begin_block,
 )
-from kestrelmq.client.tls import tls_of
 from kestrelmq.errors import (
-    ClientClosed,
-    ClientError,
     ConnectionLost,
     InvalidRequest,
     KestrelError,
     OperationTimeout,
     ProtocolError,
-    ServerRefused,
     ServerUnavailable,
 )
-from kestrelmq.forks import PerProcess, UserProcess
+from kestrelmq.forks import UserProcess
 from kestrelmq.protocol.memcache_client import ReplyParser
 
 T = TypeVar("T")
 
 _log: Final = logging.getLogger("kestrelmq.client")
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -85,31 +76,8 @@ class AsyncConnection(asyncio.Protocol):
         self._unsent = False
 
     async def open(self) -> None:
-        """Connect, sign in and say the client's name. Raises as `Connection.open` does."""
-        await self._connect_and_sign_in()
-        if self._options.name is not None:
-            try:
-                await self.run(commands.name_client(self._options.name))
-            except ConnectionLost:
-                self._parser = ReplyParser(self._options.max_item_bytes)
-                # An older server may close the connection: it goes without the name.
-                await self._connect_and_sign_in()
-            except ClientError as error:
-                raise ServerUnavailable(str(error)) from error
-
-    async def _connect_and_sign_in(self) -> None:
-        await self._connect()
-        user, password = self._options.user, self._options.password
-        if user is None or password is None:
-            return
-        try:
-            await self.run(commands.sign_in(user, password))
-        except ServerRefused as error:
-            raise type(error)(f"{self.address}: {error}", error.kind) from None
-        except ClientError as error:
-            raise ServerUnavailable(str(error)) from error
-
-    async def _connect(self) -> None:
+        """Connect. Raises as `Connection.open` does."""
+        self._parser = ReplyParser(self._options.max_item_bytes)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.connect_timeout):
@@ -245,19 +213,6 @@ class AsyncReservedItem(ItemData, ItemOperations):
         return await self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
 
 
-@contextmanager
-def _kept_up(item: AsyncReservedItem, period: float | None) -> Iterator[None]:
-    """Extend the lease of an item every `period` seconds during a `with` block; None: never."""
-    if period is None:
-        yield
-        return
-    beats = asyncio.create_task(_keep_up(item, period))
-    try:
-        yield
-    finally:
-        beats.cancel()
-
-
 async def _keep_up(item: AsyncReservedItem, period: float) -> None:
     """Extend the lease of an item every `period` seconds, until it has ended."""
     while True:
@@ -272,68 +227,31 @@ async def _keep_up(item: AsyncReservedItem, period: float) -> None:
 
 
 @dataclass(slots=True)
-class _Begun:
+class _Begun(Begun):
     """What a client has in one process.
 
     Attributes:
-        pool: its connections.
-        plans: makes its plans.
         loop: the event loop that it belongs to.
         starts: whether the membership was begun to be started.
         started: whether it is started.
     """
 
-    pool: Pool[AsyncConnection]
-    plans: Planner
     loop: asyncio.AbstractEventLoop | None = None
     starts: bool = False
     started: bool = False
 
 
-class AsyncClient(ClientOperations):
+class AsyncClient(AsyncBlocks[_Begun, AsyncReservedItem]):
     """A client of one server or of a cluster, for asyncio. It has the parameters of `Client`."""
 
-    def __init__(
-        self,
-        servers: str | Iterable[str] | Membership = "127.0.0.1:22133",
-        *,
-        options: ClientOptions | None = None,
-        affinity: Literal["queue"] | None = None,
-        name: str | None = None,
-        user: str | None = None,
-        password: str | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        random: Random | None = None,
-    ) -> None:
-        user = user if user is not None else user_of(servers)
-        tls = tls if tls is not None else tls_of(servers)
-        chosen = options_of(options, affinity, name, user, password, tls=tls)
-        self._membership = membership = membership_of(servers)
-        self._begun = PerProcess[_Begun](
-            lambda parents: _Begun(
-                Pool(chosen, AsyncConnection, None if parents is None else parents.pool),
-                Planner.of(membership, chosen, _loop_time, random),
-            )
-        )
-
-    @classmethod
-    def discover(
-        cls, zookeeper_hosts: str, path_prefix: str, *, options: ClientOptions | None = None
-    ) -> Self:
-        """Return a client of the servers that are registered in ZooKeeper under `path_prefix`."""
-        from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
-
-        return cls(ZooKeeperMembership(zookeeper_hosts, path_prefix), options=options)
+    _kinds = (_Begun, AsyncConnection, AsyncReservedItem)
+    _clock = staticmethod(_loop_time)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def _plans(self) -> Planner:
-        return self._begun.get().plans
 
     async def close(self) -> None:
         """Close every connection; items of open reads go back to their queues.
@@ -345,92 +263,10 @@ class AsyncClient(ClientOperations):
         if begun.starts:
             await asyncio.to_thread(self._membership.close)
 
-    # Operations that hold reads open; the others are inherited from `ClientOperations`.
+    async def _carry_out(self, plan: Plan[T]) -> T:
+        return await self._do(plan)
 
-    @asynccontextmanager
-    async def reserve(
-        self,
-        queue: str,
-        timeout: float | None = None,
-        *,
-        lease: float = 60.0,
-        grace: float = 0.0,
-        heartbeat: float | bool | None = True,
-    ) -> AsyncIterator[AsyncReservedItem | None]:
-        """Hold an item during an `async with` block, as `Client.reserve` does."""
-        period = beat_period(lease, heartbeat=heartbeat)
-        plans = await self._carry_out(begin_block(self._plans, queue, timeout, lease, grace))
-        if plans is None:
-            yield None
-            return
-        item = AsyncReservedItem.of(plans)
-        item.client = self
-        try:
-            with _kept_up(item, period):
-                yield item
-        except BaseException:
-            with suppress(ClientClosed):  # then the item goes back with its connection
-                await self._leave(plans.abort(), [plans.held])
-            raise
-        await self._leave(plans.end(), [plans.held])
-
-    async def consume(
-        self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """Iterate over items; each is confirmed when the next is requested, as in `Client.consume`.
-
-        When a loop ends early, Python closes an asynchronous iterator late. Use
-        `async with contextlib.aclosing(...)`, so that an unconfirmed item goes back at once.
-        """
-        wait = math.inf if idle_timeout is None else idle_timeout
-        held: HeldReads[bytes] | None = None
-        turns = count() if max_items is None else range(checked_count(max_items, "max_items"))
-        for _ in turns:
-            held = await self._carry_out(self._plans.advance(queue, held, wait))
-            if held is None:
-                return
-            try:
-                yield held.result
-            except BaseException:
-                with suppress(ClientClosed):
-                    await self._leave(self._plans.abort(queue, held), [held])
-                raise
-        if held is not None:
-            await self._carry_out(self._plans.confirm_last(queue, held))
-
-    @asynccontextmanager
-    async def monitor(
-        self, queue: str, seconds: float, max_items: int | None = None
-    ) -> AsyncIterator[list[bytes]]:
-        """Collect the items that arrive within `seconds`, as `Client.monitor` does."""
-        batch = await self._carry_out(self._plans.monitor(queue, seconds, max_items))
-        try:
-            yield [item for held in batch for item in held.result]
-        except BaseException:
-            for held in batch:
-                held.connection.close()
-            raise
-        await self._leave(self._plans.confirm(queue, batch), batch)
-
-    async def export(self, queue: str) -> AsyncGenerator[str, None]:
-        """Iterate over the items of a queue as lines of JSON, as `Client.export` does."""
-        place = None
-        while True:
-            page = await self._carry_out(self._plans.export_page(queue, place))
-            for line in page.lines:
-                yield line
-            place = page.following
-            if place is None:
-                return
-
-    async def _leave(self, plan: Plan[None], reads: Sequence[HeldReads[Any]]) -> None:
-        """End a block as `Client` does."""
-        if is_ours(reads):
-            await self._carry_out(plan, reads)
-
-    async def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
-        begun = self._begun.get()
-        begun.pool.check_open()
+    async def _start(self, begun: _Begun) -> None:
         begun.loop = begun.loop or asyncio.get_running_loop()
         if begun.loop is not asyncio.get_running_loop():
             raise InvalidRequest("an AsyncClient belongs to one event loop; this is another")
@@ -438,18 +274,19 @@ class AsyncClient(ClientOperations):
             begun.starts = True  # that goes on in its thread if this task is cancelled
             await asyncio.to_thread(self._membership.start)
             begun.started = True
-        io_requests = carry_out(plan, begun.pool, reads)
-        answer: Any = None
-        try:
-            while True:
-                answer = await self._answer(io_requests.send(answer))
-        except StopIteration as done:
-            result: T = done.value
-            return result
 
-    @staticmethod
-    async def _answer(io_request: IoRequest[AsyncConnection]) -> Any:
-        """Do the I/O; return its result, or its error: the plan decides what to do about that."""
+    @contextmanager
+    def _kept_up(self, item: AsyncReservedItem, period: float | None) -> Iterator[None]:
+        if period is None:
+            yield
+            return
+        beats = asyncio.create_task(_keep_up(item, period))
+        try:
+            yield
+        finally:
+            beats.cancel()
+
+    async def _answer(self, io_request: IoRequest[AsyncConnection]) -> Any:
         try:
             match io_request:
                 case OpenConnection(connection):
@@ -460,10 +297,6 @@ class AsyncClient(ClientOperations):
                     return await asyncio.sleep(seconds)
         except BaseException as error:  # noqa: BLE001 # see above
             return error
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _close_copy(transport: asyncio.Transport) -> None:

@@ -5,53 +5,39 @@ its connection until it ends. A `reserve`, `consume` or `monitor` belongs to the
 it.
 """
 
-import math
 import secrets
 import select
 import socket
-import ssl
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
-from random import Random
 from threading import Lock
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
-from kestrelmq.client import commands
-from kestrelmq.client.address import Address, open_socket, user_of
-from kestrelmq.client.cluster import Membership, membership_of
+from kestrelmq.client.address import Address, open_socket
+from kestrelmq.client.base import AsyncBlocks, BaseClient, Begun
 from kestrelmq.client.commands import Command
 from kestrelmq.client.core import (
     Exchange,
     IoRequest,
     OpenConnection,
-    Pool,
     RunCommand,
-    carry_out,
-    is_ours,
 )
 from kestrelmq.client.heartbeats import Heartbeats
-from kestrelmq.client.options import ClientOptions, checked_count, options_of
-from kestrelmq.client.plans import ClientOperations, HeldReads, PauseStep, Plan, Planner
+from kestrelmq.client.options import ClientOptions
+from kestrelmq.client.plans import PauseStep, Plan
 from kestrelmq.client.reserved import (
     ItemData,
     ItemOperations,
-    beat_period,
-    begin_block,
 )
-from kestrelmq.client.tls import tls_of
 from kestrelmq.errors import (
-    ClientClosed,
-    ClientError,
     ConnectionLost,
     OperationTimeout,
-    ServerRefused,
     ServerUnavailable,
 )
-from kestrelmq.forks import PerProcess
 from kestrelmq.protocol.memcache_client import ReplyParser
+from kestrelmq.unsuspended import entered, iterated, run
 
 T = TypeVar("T")
 
@@ -75,36 +61,8 @@ class Connection:
         self._in_use = Lock()
 
     def open(self) -> None:
-        """Connect, sign in, and say the client's name, as far as there are a user and a name.
-
-        Raises:
-            ServerUnavailable: the server refused the connection or did not answer in time.
-            AuthenticationFailed: the user or the password is wrong.
-        """
-        self._connect_and_sign_in()
-        if self._options.name is not None:
-            try:
-                self.run(commands.name_client(self._options.name))
-            except ConnectionLost:
-                self._parser = ReplyParser(self._options.max_item_bytes)
-                # An older server may close the connection: it goes without the name.
-                self._connect_and_sign_in()
-            except ClientError as error:
-                raise ServerUnavailable(str(error)) from error
-
-    def _connect_and_sign_in(self) -> None:
-        self._connect()
-        user, password = self._options.user, self._options.password
-        if user is None or password is None:
-            return
-        try:
-            self.run(commands.sign_in(user, password))
-        except ServerRefused as error:
-            raise type(error)(f"{self.address}: {error}", error.kind) from None
-        except ClientError as error:
-            raise ServerUnavailable(str(error)) from error
-
-    def _connect(self) -> None:
+        """Connect. Raises ServerUnavailable: the server cannot be reached, or not in time."""
+        self._parser = ReplyParser(self._options.max_item_bytes)
         try:
             self._socket = open_socket(
                 self.address, self._options.connect_timeout, self._options.tls_context
@@ -221,16 +179,14 @@ class ReservedItem(ItemData, ItemOperations):
         return self.client._carry_out(plan)  # noqa: SLF001 # a part of the client
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
+@dataclass(slots=True)
+class _Begun(Begun):
     """What a client has in one process; `heartbeats` are by server."""
 
-    pool: Pool[Connection]
-    plans: Planner
     heartbeats: dict[str, Heartbeats] = field(default_factory=dict)
 
 
-class Client(ClientOperations):
+class Client(BaseClient[_Begun, ReservedItem]):
     """A client of one server or of a cluster of servers that speak the memcache protocol.
 
     `servers` is one or several `"host:port"`, or a `Membership`. With `affinity="queue"` each queue
@@ -240,47 +196,14 @@ class Client(ClientOperations):
     operations. Every operation raises subclasses of `kestrelmq.errors.ClientError`.
     """
 
-    def __init__(
-        self,
-        servers: str | Iterable[str] | Membership = "127.0.0.1:22133",
-        *,
-        options: ClientOptions | None = None,
-        affinity: Literal["queue"] | None = None,
-        name: str | None = None,
-        user: str | None = None,
-        password: str | None = None,
-        tls: bool | ssl.SSLContext | None = None,
-        random: Random | None = None,
-    ) -> None:
-        user = user if user is not None else user_of(servers)
-        tls = tls if tls is not None else tls_of(servers)
-        chosen = options_of(options, affinity, name, user, password, tls=tls)
-        self._membership = membership = membership_of(servers)
-        self._begun = PerProcess[_Begun](
-            lambda parents: _Begun(
-                Pool(chosen, Connection, None if parents is None else parents.pool),
-                Planner.of(membership, chosen, time.monotonic, random),
-            )
-        )
-
-    @classmethod
-    def discover(
-        cls, zookeeper_hosts: str, path_prefix: str, *, options: ClientOptions | None = None
-    ) -> Self:
-        """Return a client of the servers that are registered in ZooKeeper under `path_prefix`."""
-        from kestrelmq.client.discovery import ZooKeeperMembership  # noqa: PLC0415 # kazoo is large
-
-        return cls(ZooKeeperMembership(zookeeper_hosts, path_prefix), options=options)
+    _kinds = (_Begun, Connection, ReservedItem)
+    _clock = staticmethod(time.monotonic)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _plans(self) -> Planner:
-        return self._begun.get().plans
 
     def close(self) -> None:
         """Close every connection; items of open reads go back to their queues.
@@ -324,22 +247,11 @@ class Client(ClientOperations):
             ClientError: the system has no room for the thread of the heartbeats; the item goes
                 back.
         """
-        period = beat_period(lease, heartbeat=heartbeat)
-        plans = self._carry_out(begin_block(self._plans, queue, timeout, lease, grace))
-        if plans is None:
-            yield None
-            return
-        item = ReservedItem.of(plans)
-        item.client = self
-        heartbeats = self._begun.get().heartbeats.setdefault(item.server, Heartbeats())
-        try:
-            with heartbeats.kept_up(item, period):
-                yield item
-        except BaseException:
-            with suppress(ClientClosed):  # then the item goes back with its connection
-                self._leave(plans.abort(), [plans.held])
-            raise
-        self._leave(plans.end(), [plans.held])
+        block = AsyncBlocks.reserve(
+            self._awaiting, queue, timeout, lease=lease, grace=grace, heartbeat=heartbeat
+        )
+        with entered(block) as item:
+            yield item
 
     def consume(
         self, queue: str, *, idle_timeout: float | None = None, max_items: int | None = None
@@ -354,21 +266,11 @@ class Client(ClientOperations):
         Raises:
             ServerUnavailable: no server could be reached during a whole `idle_timeout`.
         """
-        wait = math.inf if idle_timeout is None else idle_timeout
-        held: HeldReads[bytes] | None = None
-        turns = count() if max_items is None else range(checked_count(max_items, "max_items"))
-        for _ in turns:
-            held = self._carry_out(self._plans.advance(queue, held, wait))
-            if held is None:
-                return
-            try:
-                yield held.result
-            except BaseException:
-                with suppress(ClientClosed):
-                    self._leave(self._plans.abort(queue, held), [held])
-                raise
-        if held is not None:
-            self._carry_out(self._plans.confirm_last(queue, held))
+        return iterated(
+            AsyncBlocks.consume(
+                self._awaiting, queue, idle_timeout=idle_timeout, max_items=max_items
+            )
+        )
 
     @contextmanager
     def monitor(
@@ -379,14 +281,8 @@ class Client(ClientOperations):
         As in `reserve`, they are confirmed when the block ends and go back when it raises, all of
         them together.
         """
-        batch = self._carry_out(self._plans.monitor(queue, seconds, max_items))
-        try:
-            yield [item for held in batch for item in held.result]
-        except BaseException:
-            for held in batch:
-                held.connection.close()
-            raise
-        self._leave(self._plans.confirm(queue, batch), batch)
+        with entered(AsyncBlocks.monitor(self._awaiting, queue, seconds, max_items)) as items:
+            yield items
 
     def export(self, queue: str) -> Iterator[str]:
         """Iterate over the items of a queue as lines of JSON, and leave them there; on each server.
@@ -395,35 +291,28 @@ class Client(ClientOperations):
         reads are not included. What is read from the queue meanwhile may make it leave out or
         repeat some.
         """
-        place = None
-        while True:
-            page = self._carry_out(self._plans.export_page(queue, place))
-            yield from page.lines
-            place = page.following
-            if place is None:
-                return
+        return iterated(AsyncBlocks.export(self._awaiting, queue))
 
-    def _leave(self, plan: Plan[None], reads: Sequence[HeldReads[Any]]) -> None:
-        """End a block that holds reads by `plan`; in a fork, they are not its own to end."""
-        if is_ours(reads):
-            self._carry_out(plan, reads)
+    @property
+    def _awaiting(self) -> AsyncBlocks[_Begun, ReservedItem]:
+        """This client, as the coroutines that do its work take it."""
+        return cast(AsyncBlocks[_Begun, ReservedItem], self)
 
-    def _carry_out(self, plan: Plan[T], reads: Iterable[HeldReads[Any]] = ()) -> T:
-        pool = self._begun.get().pool
-        pool.check_open()
+    def _carry_out(self, plan: Plan[T]) -> T:
+        return run(self._do(plan))
+
+    async def _start(self, _: _Begun) -> None:
         self._membership.start()
-        io_requests = carry_out(plan, pool, reads)
-        answer: Any = None
-        try:
-            while True:
-                answer = self._answer(io_requests.send(answer))
-        except StopIteration as done:
-            result: T = done.value
-            return result
 
-    @staticmethod
-    def _answer(io_request: IoRequest[Connection]) -> Any:
-        """Do the I/O; return its result, or its error: the plan decides what to do about that."""
+    def _kept_up(self, item: ReservedItem, period: float | None) -> AbstractContextManager[None]:
+        """Extend the lease of an item, as a block asks for it.
+
+        Raises ClientError: the system has no room for a thread.
+        """
+        heartbeats = self._begun.get().heartbeats.setdefault(item.server, Heartbeats())
+        return heartbeats.kept_up(item, period)
+
+    async def _answer(self, io_request: IoRequest[Connection]) -> Any:
         try:
             match io_request:
                 case OpenConnection(connection):
@@ -431,7 +320,7 @@ class Client(ClientOperations):
                 case RunCommand(connection, command):
                     return connection.run(command)
                 case PauseStep(seconds):
-                    return time.sleep(seconds)
+                    return time.sleep(seconds)  # noqa: ASYNC251 # it blocks
         except BaseException as error:  # noqa: BLE001 # see above
             return error
 

@@ -11,10 +11,17 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kestrelmq.client.address import Address
-from kestrelmq.client.commands import Command
+from kestrelmq.client.commands import Command, name_client, sign_in
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.client.plans import HeldReads, HoldStep, PauseStep, Plan, ReleaseStep, RunStep, Step
-from kestrelmq.errors import ClientClosed, ClientError, ConnectionLost, ProtocolError
+from kestrelmq.errors import (
+    ClientClosed,
+    ClientError,
+    ConnectionLost,
+    ProtocolError,
+    ServerRefused,
+    ServerUnavailable,
+)
 from kestrelmq.protocol.foreign import guessed_server
 from kestrelmq.protocol.memcache_client import ReplyParser
 
@@ -142,7 +149,7 @@ class Pool(Generic[C]):
                 return connection
             connection.close()
         connection = self._make(address, self._options)
-        yield from _do(OpenConnection(connection))
+        yield from _set_up(connection, self._options)
         with self._lock:
             self._opened = [one for one in self._opened if one.is_open]
             self._opened.append(connection)
@@ -282,6 +289,39 @@ def _do(io_request: IoRequest[C]) -> Generator[IoRequest[C], Any, Any]:
 def is_ours(reads: Iterable[HeldReads[Any]]) -> bool:
     """Whether no process that this one was forked from holds the reads."""
     return not any(held.process.is_another for held in reads)
+
+
+def _set_up(connection: C, options: ClientOptions) -> Generator[IoRequest[C], Any, None]:
+    """Connect, sign in, and say the client's name, as far as there are a user and a name.
+
+    Raises:
+        ServerUnavailable: the server refused the connection or did not answer in time.
+        AuthenticationFailed: the user or the password is wrong.
+    """
+    yield from _connect_and_sign_in(connection, options)
+    if options.name is None:
+        return
+    try:
+        yield from _do(RunCommand(connection, name_client(options.name)))
+    except ConnectionLost:
+        # An older server may close the connection: it goes without the name.
+        yield from _connect_and_sign_in(connection, options)
+    except ClientError as error:
+        raise ServerUnavailable(str(error)) from error
+
+
+def _connect_and_sign_in(
+    connection: C, options: ClientOptions
+) -> Generator[IoRequest[C], Any, None]:
+    yield from _do(OpenConnection(connection))
+    if options.user is None or options.password is None:
+        return
+    try:
+        yield from _do(RunCommand(connection, sign_in(options.user, options.password)))
+    except ServerRefused as error:
+        raise type(error)(f"{connection.address}: {error}", error.kind) from None
+    except ClientError as error:
+        raise ServerUnavailable(str(error)) from error
 
 
 def has_open_read(result: object) -> bool:

@@ -155,6 +155,7 @@ class ItemData(bytes):
     deliveries: int | None
     add_time: int | None
     expiry: int | None
+    client: Any
     _plans: ItemPlans
 
     @property
@@ -163,8 +164,8 @@ class ItemData(bytes):
         return self._plans.is_over
 
     @classmethod
-    def of(cls, plans: ItemPlans) -> Self:
-        """Return the item that these plans are of."""
+    def of(cls, plans: ItemPlans, client: object) -> Self:
+        """Return the item that these plans are of, which `client` holds."""
         found = plans.held.result
         item = cls(found.data)
         item.server = str(plans.held.server)
@@ -173,6 +174,7 @@ class ItemData(bytes):
             found.add_time,
             found.expiry,
         )
+        item.client = client
         item._plans = plans
         return item
 

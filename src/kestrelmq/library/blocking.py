@@ -13,11 +13,10 @@ from __future__ import annotations  # nested functions would evaluate theirs in 
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
-from functools import wraps
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Self, TypeVar
 
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.config import QueueConfig
@@ -32,62 +31,13 @@ from kestrelmq.queue.waiters import ReadMode
 from kestrelmq.queues.browsing import Look
 from kestrelmq.scheduling.durability import GroupCommit, sync_now
 from kestrelmq.scheduling.worker import ThreadWorker
+from kestrelmq.unsuspended import blocking, entered, iterated, run
 
 # ruff: noqa: ASYNC109 # these coroutines block their thread
 
 T = TypeVar("T")
-P = ParamSpec("P")
-SelfT = TypeVar("SelfT")
 
 log = logging.getLogger(__name__)
-
-
-def run(operation: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, and return its result."""
-    try:
-        operation.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError(f"{operation} is suspended, and nobody will continue it")
-
-
-def blocking(
-    operation: Callable[Concatenate[SelfT, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SelfT, P], T]:
-    """Return an operation as a method that blocks."""
-
-    @wraps(operation)
-    def method(self: SelfT, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(operation(self, *args, **kwargs))
-
-    return method
-
-
-def iterated(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Iterate over an asynchronous generator that never suspends."""
-    try:
-        while True:
-            try:
-                item = run(items.asend(None))
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        run(items.aclose())
-
-
-@contextmanager
-def entered(block: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Enter an asynchronous block that never suspends."""
-    inside = run(block.__aenter__())
-    try:
-        yield inside
-    except BaseException as error:
-        if not run(block.__aexit__(type(error), error, error.__traceback__)):
-            raise
-    else:
-        run(block.__aexit__(None, None, None))
 
 
 class HeldItem(Held):

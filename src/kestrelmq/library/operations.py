@@ -2,7 +2,7 @@
 
 An operation is a coroutine. It changes the queue, and waits, only by the methods of `QueueUse`.
 `AsyncPersistentQueue` suspends the task there. `BlockingQueue` blocks the thread instead, so that
-its coroutines never suspend, and end in one step (`library.blocking.run`).
+its coroutines never suspend, and end in one step (`unsuspended.run`).
 """
 
 from __future__ import annotations  # nested functions would evaluate theirs in each call

@@ -26,7 +26,7 @@ class PlayedClient(Client):
         self.answers = Event()
         self._reserved_at = iter((SILENT, OTHER))
 
-    def _carry_out(self, plan: Plan[Any], _: Iterable[HeldReads[Any]] = ()) -> Any:
+    async def _do(self, plan: Plan[Any], _: Iterable[HeldReads[Any]] = ()) -> Any:
         answer: Any = None
         try:
             while True:
