@@ -6,6 +6,7 @@ import pytest
 
 from kestrelmq.admin.operations import OPERATIONS, PREFIX
 from kestrelmq.server.server_actions import is_loopback
+from kestrelmq.version import VERSION
 from tests.admin.conftest import TOKEN, Admin
 from tests.support.server import running_server
 
@@ -190,6 +191,12 @@ def test_replies_tell_browsers_to_stay_here(shared: Admin) -> None:
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_replies_say_which_server_this_is_but_not_what_it_is_made_of(shared: Admin) -> None:
+    """Who looks for a server with a known fault learns nothing of Python and its libraries."""
+    for path in ("/", "/ping", f"{PREFIX}/queues", "/nothing"):
+        assert shared.get(path).headers["Server"] == f"kestrelmq/{VERSION}"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "LOCALHOST"])

@@ -520,6 +520,7 @@ def test_a_malformed_request_is_a_marked_error(shared: Admin) -> None:
     assert header.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
     for line in (b"nosniff", b"default-src 'none'", b"X-Frame-Options: DENY", b"application/json"):
         assert line in header
+    assert b"Server: kestrelmq/" in header
     assert json.loads(body)["error"]["code"] == "bad_request"
     assert b"script" not in body
 

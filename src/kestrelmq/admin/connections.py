@@ -29,7 +29,7 @@ from aiohttp import StreamReader, web
 from aiohttp.web_request import BaseRequest
 
 from kestrelmq.admin.errors import ApiError, Handler, busy, error_reply
-from kestrelmq.admin.headers import SECURITY_HEADERS
+from kestrelmq.admin.headers import HEADERS
 from kestrelmq.server import sockets
 from kestrelmq.server.admission import Admission
 from kestrelmq.server.logs import LogThrottle
@@ -294,7 +294,7 @@ class HttpConnection(web.RequestHandler):
             else ("internal_error", "internal error; see the log")
         )
         reply = error_reply(ApiError(status, code, text))
-        reply.headers.update(SECURITY_HEADERS)
+        reply.headers.update(HEADERS)
         reply.force_close()
         return reply
 
@@ -449,7 +449,7 @@ async def marked_as_serving(request: web.Request, handler: Handler) -> web.Strea
 def _refusal(reason: str) -> bytes:
     """Return the reply to a connection for which there is no place."""
     reply = error_reply(busy("too_many_connections", reason))
-    reply.headers.update(SECURITY_HEADERS)
+    reply.headers.update(HEADERS)
     reply.headers["Connection"] = "close"
     reply.headers["Content-Length"] = str(len(reply.text or ""))
     head = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())

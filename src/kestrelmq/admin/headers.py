@@ -1,10 +1,13 @@
-"""The security headers of every reply, including replies to requests that cannot be parsed."""
+"""The headers of every reply, including replies to requests that cannot be parsed."""
 
 from typing import Final
 
 from aiohttp import web
 
-SECURITY_HEADERS: Final = {
+from kestrelmq.version import VERSION
+
+HEADERS: Final = {
+    "Server": f"kestrelmq/{VERSION}",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -19,7 +22,7 @@ SECURITY_HEADERS: Final = {
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the security headers to a reply; replies of the API are also never cached."""
-    response.headers.update(SECURITY_HEADERS)
+    """Add the headers to a reply; replies of the API are also never cached."""
+    response.headers.update(HEADERS)
     if request.path.startswith("/api/"):
         response.headers.setdefault("Cache-Control", "no-store")
