@@ -1,17 +1,20 @@
-"""A load test's connection in the memcache protocol; it pipelines requests."""
+"""A load test's connection in the memcache protocol: a connection of the client; it pipelines."""
 
 import ssl
-from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
+from kestrelmq.client import commands
 from kestrelmq.client.address import Address
-from kestrelmq.errors import ProtocolError
-from kestrelmq.loadtests.connections import Credentials, LoadTestError, connected_socket, send
-from kestrelmq.protocol import memcache_client as wire
+from kestrelmq.client.blocking import Connection
+from kestrelmq.client.commands import Command
+from kestrelmq.client.options import ClientOptions, ItemTimes
+from kestrelmq.errors import ClientError, ServerRefused, ServerUnavailable
+from kestrelmq.loadtests.connections import REPLY_SECONDS, Credentials, LoadTestError
 
-_CHUNK: Final = 256 * 1024
-_STORED: Final = wire.Line("STORED")
+T = TypeVar("T")
+
+_NO_TIMES: Final = ItemTimes(0, 0)
 
 
 class MemcacheConnection:
@@ -23,46 +26,47 @@ class MemcacheConnection:
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._address = address
+        options = ClientOptions(
+            connect_timeout=REPLY_SECONDS, operation_timeout=REPLY_SECONDS, tls=tls or False
+        )
+        self._connection = Connection(address, options)
         self._credentials = credentials
-        self._tls = tls
         self._connect()
 
     def put(self, queue: str, items: Sequence[bytes]) -> None:
         """Add items, pipelined."""
-        name = queue.encode()
-        answers = self._ask(b"".join(wire.set_request(name, item) for item in items), len(items))
-        refused = next((answer for answer in answers if answer != _STORED), None)
-        if refused is not None:
-            raise LoadTestError(f"queue {queue} refused an item: {_shown(refused)}")
+        stored: list[bool | None] = []
+        timed = [(item, _NO_TIMES, None) for item in items]
+        self._run(commands.set_items(queue.encode(), timed, stored))
+        if not all(stored):
+            raise LoadTestError(f"queue {queue} refused an item: NOT_STORED")
 
     def take(self, queue: str, most: int = 1, wait: float = 0.0) -> list[bytes]:
         """Remove items, pipelined; the first request waits."""
         name = queue.encode()
-        first = wire.get_request(name, wait_ms=round(wait * 1000))
-        self._send(first + wire.get_request(name) * (most - 1), wait)
-        return [item for _ in range(most) if (item := self._item()) is not None]
+        others = [commands.get(name)] * (most - 1)
+        found = self._run(commands.together([commands.get(name, wait), *others]))
+        return [item for item in found if item is not None]
 
     def open_read(self, queue: str, wait: float) -> bytes | None:
         """Open a read."""
-        wait_ms = round(wait * 1000)
-        self._send(wire.get_request(queue.encode(), wait_ms=wait_ms, open_read=True), wait)
-        return self._item()
+        return self._run(commands.open_read(queue.encode(), wait))
 
     def confirm(self, queue: str) -> bool:
         """Confirm the open read."""
-        (answer,) = self._ask(wire.confirm_request(queue.encode(), 1), 1)
-        match answer:
-            case wire.EndOfList():
-                return True
-            case wire.ErrorReply("ERROR"):
-                return False
-            case _:
-                raise LoadTestError(f"confirm {queue}: {_shown(answer)}")
+        try:
+            self._run(commands.confirm(queue.encode(), 1))
+        except LoadTestError as error:
+            refusal = error.__cause__
+            if not isinstance(refusal, ServerRefused) or refusal.kind != "ERROR":
+                raise
+            self._connect()  # an error has closed it
+            return False
+        return True
 
     def abort(self, queue: str) -> None:
         """Give the item of the open read back."""
-        self._expect(wire.get_request(queue.encode(), abort=True), wire.EndOfList())
+        self._run(commands.abort_read(queue.encode()))
 
     def abandon(self, queue: str) -> None:  # noqa: ARG002 # all queues of the connection
         """Close the connection and make a new one."""
@@ -71,66 +75,29 @@ class MemcacheConnection:
 
     def flush(self, queue: str) -> None:
         """Drop all waiting items of the queue."""
-        self._expect(wire.queue_request("flush", queue.encode()), wire.EndOfList())
+        self._run(commands.flush(queue.encode()))
 
     def delete(self, queue: str) -> None:
         """Delete the queue."""
-        self._expect(wire.queue_request("delete", queue.encode()), wire.Line("DELETED"))
+        self._run(commands.delete(queue.encode()))
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        self._connection.close()
 
     def _connect(self) -> None:
-        self._socket = connected_socket(self._address, self._tls)
-        self._parser = wire.ReplyParser()
-        self._replies: deque[wire.Reply] = deque()
+        try:
+            self._connection.open()
+        except ServerUnavailable as error:
+            reason = getattr(error.__cause__, "strerror", None) or error.__cause__
+            raise LoadTestError(f"{self._connection.address}: {reason}") from error
         if self._credentials is not None:
-            (answer,) = self._ask(wire.sign_in_request(*self._credentials), 1)
-            if answer != _STORED:
-                raise LoadTestError(f"{self._address}: {_shown(answer)}")
+            self._run(commands.sign_in(*self._credentials))
 
-    def _expect(self, request: bytes, expected: wire.Reply) -> None:
-        (answer,) = self._ask(request, 1)
-        if answer != expected:
-            raise LoadTestError(f"{request.decode().strip()}: {_shown(answer)}")
-
-    def _ask(self, request: bytes, answers: int) -> list[wire.Reply]:
-        self._send(request, 0)
-        return [self._reply() for _ in range(answers)]
-
-    def _send(self, request: bytes, wait: float) -> None:
-        send(self._socket, self._address, request, wait)
-
-    def _item(self) -> bytes | None:
-        """Read the reply to a get; return its item, or None if it has none."""
-        item = None
-        while True:
-            match self._reply():
-                case wire.Value(data=data):
-                    item = data
-                case wire.EndOfList():
-                    return item
-                case answer:
-                    raise LoadTestError(f"{self._address} answered {_shown(answer)}")
-
-    def _reply(self) -> wire.Reply:
-        while not self._replies:
-            try:
-                data = self._socket.recv(_CHUNK)
-                if not data:
-                    raise LoadTestError(f"{self._address} closed the connection")
-                self._replies.extend(self._parser.feed(data))
-            except (OSError, ProtocolError) as error:
-                raise LoadTestError(f"{self._address}: {error}") from error
-        return self._replies.popleft()
-
-
-def _shown(answer: wire.Reply) -> str:
-    match answer:
-        case wire.Line(text):
-            return text
-        case wire.ErrorReply(kind, reason):
-            return f"{kind} {reason}".strip()
-        case _:
-            return type(answer).__name__.upper()
+    def _run(self, command: Command[T]) -> T:
+        try:
+            return self._connection.run(command)
+        except ServerRefused as error:
+            raise LoadTestError(f"{self._connection.address}: {error}") from error
+        except ClientError as error:
+            raise LoadTestError(str(error)) from error
