@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kestrelmq.client import Client
+from kestrelmq.passwords import PasswordHash
 from tests.support.commands import run_command
 from tests.support.server import ServerProcess, running_server
 
@@ -27,10 +28,10 @@ def lines(*arguments: str, server: ServerProcess | None = None) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def document(*arguments: str, server: ServerProcess | None = None) -> Any:
-    """Run a command; return the JSON that it prints."""
+def document(*arguments: str, server: ServerProcess | None = None, data: bytes = b"") -> Any:
+    """Run a command with this input; return the JSON that it prints."""
     variables = {} if server is None else {"KESTRELMQ_SERVERS": server.address}
-    done = run_command(*arguments, "--json", environment=variables)
+    done = run_command(*arguments, "--json", data=data, environment=variables)
     assert (done.returncode, done.stderr) == (0, b"")
     return json.loads(done.stdout)
 
@@ -67,6 +68,46 @@ def test_top(server: ServerProcess) -> None:
     assert view["servers"][server.address]["curr_connections"] >= 1
     (busy,) = [line for line in view["queues"] if line["name"] == "busy"]
     assert (busy["items"], busy["bytes"]) == (1, 1)
+
+
+def test_counts(server: ServerProcess) -> None:
+    """What is a line of text elsewhere is an object with one number."""
+    items = b'{"queue": "counted", "data": "one"}\n{"queue": "counted", "data": "two"}\n'
+    assert document("import", server=server, data=items) == {"added": 2}
+    with Client(server.address) as client:
+        reads = [one.read for one in client.reserve_many("counted", 2, lease=60) or ()]
+    assert document("extend", "counted", "2m", *reads, server=server) == {"extended": 2}
+    assert document("release", "counted", reads[0], server=server) == {"released": 1}
+    assert document("finish", "counted", reads[1], server=server) == {"finished": 1}
+    assert document("extend-owner", "nobody", "1m", server=server) == {"extended": 0}
+    assert document("retire", "counted", "name", "7", server=server) == {"retired": 0}
+    assert document("put", "counted", "--lines", server=server, data=b"a\nb\n") == {"put": 2}
+
+
+def test_load_tests(server: ServerProcess) -> None:
+    """The rates of the phases, the verdict, and what else is said."""
+    words = ("many-clients", "-c", "2", "-n", "100", "--server", server.address, "-q", "load")
+    found = document("bench", *words)
+    assert [(one["action"], one["items"]) for one in found["rates"]] == [
+        ("put", 100),
+        ("read", 100),
+    ]
+    assert all(one["seconds"] > 0 for one in found["rates"])
+    assert (found["verdict"]["expected"], found["verdict"]["is_good"]) == (100, True)
+    assert len(found["notes"]) == 1
+
+
+def test_users(tmp_path: Path) -> None:
+    """A hash fits the password; each right says whether the user has it, and why."""
+    made = document("user", "hash", data=b"correct-horse-battery\n")["password_hash"]
+    assert PasswordHash.parse(made).fits("correct-horse-battery")
+    file = tmp_path / "kestrelmq.toml"
+    file.write_text(f"[users.alice]\npassword_hash = '{made}'\nread = ['work*']\n")
+    assert document("user", "check", "alice", "work", "--config", str(file)) == [
+        {"to": "read work", "allowed": True, "why": 'read = "work*"'},
+        {"to": "write work", "allowed": False, "why": "no pattern in write matches it"},
+        {"to": "flush, delete and pause work", "allowed": False, "why": "admin is false"},
+    ]
 
 
 def test_settings(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pwd
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 from kestrelmq.config import ServerConfig, UserConfig, effective_settings
 from kestrelmq.errors import ConfigError
@@ -207,12 +207,25 @@ def _uid(name: str, unix_user: str) -> int:
         ) from None
 
 
-def explain(config: ServerConfig, user: User, queue: str, leaves: Collection[str]) -> list[str]:
-    """Return what a user may do with a queue, and why, in lines.
+class ExplainedRight(NamedTuple):
+    """Whether a user may do something, and why."""
+
+    to: str
+    allowed: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.to}: {'yes' if self.allowed else 'no'}, {self.why}"
+
+
+def explain(
+    config: ServerConfig, user: User, queue: str, leaves: Collection[str]
+) -> list[ExplainedRight]:
+    """Return what a user may do with a queue, and why.
 
     `leaves` are the queues that an alias stands for; of a queue, itself.
     """
-    lines = []
+    rights: list[ExplainedRight] = []
     for write, names in ((False, (queue,)), (True, leaves)):
         verb = "write" if write else "read"
         for name in names:
@@ -224,11 +237,11 @@ def explain(config: ServerConfig, user: User, queue: str, leaves: Collection[str
             )
             why = user.why(name, write=write)
             kind = "enqueue" if write else "dequeue"
+            is_named = allowed is None or user.name in allowed
             if why is None:
-                lines.append(f"{verb} {name}: no, no pattern in {verb} matches it")
-            elif allowed is not None and user.name not in allowed:
-                lines.append(f"{verb} {name}: no, allowed_client_ids_for_{kind} does not name it")
+                reason = f"no pattern in {verb} matches it"
             else:
-                lines.append(f"{verb} {name}: yes, {why}")
-    admin = "yes, admin = true" if user.is_admin else "no, admin is false"
-    return [*lines, f"flush, delete and pause {queue}: {admin}"]
+                reason = why if is_named else f"allowed_client_ids_for_{kind} does not name it"
+            rights.append(ExplainedRight(f"{verb} {name}", why is not None and is_named, reason))
+    admin = "admin = true" if user.is_admin else "admin is false"
+    return [*rights, ExplainedRight(f"flush, delete and pause {queue}", user.is_admin, admin)]

@@ -1,9 +1,10 @@
 """`kestrelmq bench`: load tests against a running server; each accounts for every item."""
 
+import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from rich.progress import (
 )
 
 from kestrelmq.cli.servers import Access
+from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.terminal import progress_bar
 from kestrelmq.cli.values import duration, wrong
 from kestrelmq.cli.values import size as any_size
@@ -72,6 +74,7 @@ class TargetFlags(Access):
         bool,
         typer.Option("--flush", help="Flush the queue if it is not empty.", rich_help_panel=_WHERE),
     ] = False
+    as_json: JsonFlag = False
 
     @property
     def addresses(self) -> str:
@@ -124,7 +127,7 @@ def put_many(  # one parameter a flag
 ) -> None:
     """Have many clients put items into one queue at the same time, and read the items back."""
     options = put_many_test.Options(clients, items, size, rollup, fanouts)
-    _end(put_many_test.run(where.target(), options))
+    _end(put_many_test.run(where.target(), options), where)
 
 
 @app.command("many-clients")
@@ -146,7 +149,7 @@ def many_clients(
 ) -> None:
     """Have many clients wait for items that one client puts."""
     options = many_clients_test.Options(clients, items, size, pause)
-    _end(many_clients_test.run(where.target(), options))
+    _end(many_clients_test.run(where.target(), options), where)
 
 
 @app.command("flood")
@@ -169,7 +172,7 @@ def flood(  # one parameter a flag
 ) -> None:
     """Have producers and consumers move items through one queue as fast as they can."""
     options = flood_test.Options(clients, items, size, rollup, blocking=blocking, preload=preload)
-    _end(flood_test.run(where.target(), options))
+    _end(flood_test.run(where.target(), options), where)
 
 
 @app.command("packing")
@@ -190,7 +193,7 @@ def packing(  # one parameter a flag
 ) -> None:
     """Fill and drain a queue again and again, and show the speed at each backlog."""
     options = packing_test.Options(cycles, items, size, rollup, backlog)
-    _end(packing_test.run(where.target(), options))
+    _end(packing_test.run(where.target(), options), where)
 
 
 @app.command("leaky-reader")
@@ -206,14 +209,18 @@ def leaky_reader(
 ) -> None:
     """Have readers give back some of their open reads: every item must still arrive."""
     options = leaky_reader_test.Options(clients, items, size, leak)
-    _end(leaky_reader_test.run(where.target(), options))
+    _end(leaky_reader_test.run(where.target(), options), where)
 
 
-def _end(outcome: Outcome) -> None:
-    for line in outcome.lines:
-        print(line)
-    print(outcome.verdict)
-    if not outcome.verdict.is_good:
+def _end(outcome: Outcome, where: TargetFlags) -> None:
+    verdict = outcome.verdict
+    if where.as_json:
+        found = asdict(outcome)
+        found["verdict"]["is_good"] = verdict.is_good
+        print(json.dumps(found, indent=2))
+    else:
+        print(*outcome.lines, verdict, sep="\n")
+    if not verdict.is_good:
         raise typer.Exit(1)
 
 

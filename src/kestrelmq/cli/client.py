@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from kestrelmq.cli.servers import QueueArgument, Servers, check_exists
+from kestrelmq.cli.tables import print_count
 from kestrelmq.cli.terminal import (
     counting,
     item_for_output,
@@ -102,6 +103,9 @@ def put(  # noqa: PLR0913 # one parameter a flag
             help="Send an item again if its reply was lost, at the risk of storing it twice.",
         ),
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --lines: print the number of items as JSON.")
+    ] = False,
     servers: Servers,
 ) -> None:
     """Add one or many items to a queue.
@@ -134,7 +138,7 @@ def put(  # noqa: PLR0913 # one parameter a flag
                 )
 
             count = _put_lines(queue, stream, put_many)
-            print(f"{count} items put")
+            print_count(count, "items put", as_json=as_json)
             return
         item = standard_input().read() if data is None or data == "-" else os.fsencode(data)
         if not client.put(

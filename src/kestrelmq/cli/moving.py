@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO, Final
 import typer
 
 from kestrelmq.cli.servers import QueueArgument, Servers, check_exists, no_queue
-from kestrelmq.cli.tables import JsonFlag
+from kestrelmq.cli.tables import JsonFlag, print_count
 from kestrelmq.cli.terminal import counting, printable, standard_input, standard_output
 from kestrelmq.cli.values import wrong
 from kestrelmq.client import BrowsedItem, Client, Moved
@@ -215,6 +215,7 @@ def import_items(
     queue: Annotated[
         str | None, typer.Option(help="Add all items to this queue, whatever the lines say.")
     ] = None,
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Add the items of JSON lines, as an export prints them, to their queues.
@@ -226,7 +227,7 @@ def import_items(
     connected = servers.connect()
     with connected as client, _lines(file) as lines, counting("read") as show:
         added = client.import_items(_counted(lines, show), queue=queue)
-    print(f"{added} items added")
+    print_count(added, "items added", as_json=as_json)
 
 
 def _counted(lines: Iterable[bytes], show: Callable[[int], None]) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ import typer
 
 from kestrelmq.cli.client import TimeoutFlag
 from kestrelmq.cli.servers import QueueArgument, Servers
-from kestrelmq.cli.tables import JsonFlag, print_table
+from kestrelmq.cli.tables import JsonFlag, print_count, print_table
 from kestrelmq.cli.terminal import OutputError, standard_output, write_out
 from kestrelmq.cli.values import duration
 from kestrelmq.client.commands import ReservedCount, ReservedRead
@@ -124,6 +124,7 @@ def finish(
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Confirm reserved items, or those of a tag: they are gone.
@@ -131,10 +132,10 @@ def finish(
     Exit status 1: one of them was not reserved any more, and may be delivered again.
     """
     with servers.connect() as client:
-        _report("finished", client.finish(queue, reads or None, tag=tag), reads)
+        _report("finished", client.finish(queue, reads or None, tag=tag), reads, as_json=as_json)
 
 
-def release(  # one parameter a flag
+def release(  # noqa: PLR0913 # one parameter a flag
     queue: Annotated[
         str, typer.Argument(metavar="QUEUE", help="The queue; with --owner, by default all.")
     ] = "",
@@ -156,6 +157,7 @@ def release(  # one parameter a flag
     dead: Annotated[
         bool, typer.Option("--dead", help="Move the items to the dead-letter queue now.")
     ] = False,
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Give reserved items back, or those of a tag or an owner.
@@ -180,7 +182,7 @@ def release(  # one parameter a flag
             )
         else:
             count = client.release_owner(owner, delay=delay, counted=not uncounted, dead=dead)
-        _report("released", count, reads)
+        _report("released", count, reads, as_json=as_json)
 
 
 def extend(
@@ -189,6 +191,7 @@ def extend(
     reads: ReadsArgument = None,
     *,
     tag: TagFlag = "",
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Let the leases of reserved items, or of those of a tag, begin anew.
@@ -197,13 +200,14 @@ def extend(
     """
     with servers.connect() as client:
         count = client.extend(queue, lease, reads or None, tag=tag)
-        _report("extended", count, reads)
+        _report("extended", count, reads, as_json=as_json)
 
 
 def extend_owner(
     owner: Annotated[str, typer.Argument(metavar="NAME", help="Whose the items are.")],
     lease: LeaseArgument,
     *,
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Let the leases of all reserved items of an owner, in all queues, begin anew.
@@ -212,7 +216,7 @@ def extend_owner(
     has ended.
     """
     with servers.connect() as client:
-        _report("extended", client.extend_owner(owner, lease), None)
+        _report("extended", client.extend_owner(owner, lease), as_json=as_json)
 
 
 def owners(
@@ -240,6 +244,7 @@ def retire(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name in the tags.")],
     epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="Their last epoch.")],
     *,
+    as_json: JsonFlag = False,
     servers: Servers,
 ) -> None:
     """Forget the tags of a name up to an epoch, and refuse them from now on.
@@ -247,12 +252,12 @@ def retire(
     Items that are reserved under them go back to the queue, as if never delivered.
     """
     with servers.connect() as client:
-        _report("retired", client.retire(queue, name, epoch), None)
+        _report("retired", client.retire(queue, name, epoch), as_json=as_json)
 
 
-def _report(what: str, count: int, reads: list[str] | None) -> None:
+def _report(what: str, count: int, reads: list[str] | None = None, *, as_json: bool) -> None:
     """Print how many there were. Raises KestrelError if there were fewer than `reads`."""
-    print(f"{count} {what}")
+    print_count(count, what, as_json=as_json)
     missing = len(set(reads or ())) - count
     if missing > 0:
         print(end="", flush=True)

@@ -178,6 +178,11 @@ def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: 
     print(json.dumps(found, indent=2))
 
 
+def print_count(count: int, what: str, *, as_json: bool) -> None:
+    """Print a line such as `3 items put`, or in JSON an object whose only name is the last word."""
+    print(json.dumps({what.rsplit(maxsplit=1)[-1]: count}) if as_json else f"{count} {what}")
+
+
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print columns, the first aligned to the left and numbers to the right."""
     heads = list(map(printable, heads))

@@ -1,5 +1,6 @@
 """`kestrelmq user`: hash a password for a configuration file, and say what a user may do."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import typer
 
 from kestrelmq.access.users import Users, explain
 from kestrelmq.cli.servers import QueueArgument
+from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.values import wrong
 from kestrelmq.config import load_config
 from kestrelmq.errors import KestrelError
@@ -19,7 +21,7 @@ app = typer.Typer(help="Make users of a server, and check their rights.", no_arg
 
 
 @app.command("hash")
-def hash_password() -> None:
+def hash_password(*, as_json: JsonFlag = False) -> None:
     """Print the hash of a password, for `password_hash` in a table [users.NAME].
 
     \b
@@ -35,7 +37,8 @@ def hash_password() -> None:
     problem = password_error(password)
     if problem is not None:
         raise KestrelError(problem)
-    print(PasswordHash.of(password))
+    password_hash = str(PasswordHash.of(password))
+    print(json.dumps({"password_hash": password_hash}) if as_json else password_hash)
 
 
 @app.command()
@@ -44,6 +47,7 @@ def check(
     queue: QueueArgument,
     *,
     config: Annotated[Path, typer.Option(help="The configuration file of the server.")],
+    as_json: JsonFlag = False,
 ) -> None:
     """Print what a user may do with a queue or an alias, and why; no server is asked.
 
@@ -58,5 +62,8 @@ def check(
     user = Users().load(loaded).get(name)
     if user is None:
         raise KestrelError(f"{config} has no user {name!r}")
-    for line in explain(loaded, user, queue, list(alias_leaves(loaded, queue))):
-        print(line)
+    rights = explain(loaded, user, queue, list(alias_leaves(loaded, queue)))
+    if as_json:
+        print(json.dumps([one._asdict() for one in rights], indent=2))
+    else:
+        print(*rights, sep="\n")

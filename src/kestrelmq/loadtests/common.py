@@ -53,11 +53,35 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a load test: lines to print, and whether every item arrived."""
+class Rate:
+    """How many items a phase has moved, how fast, and by whom, if that needs to be said."""
 
-    lines: Sequence[str]
+    action: str
+    items: int
+    seconds: float
+    by: str = ""
+
+    def __str__(self) -> str:
+        per_second = f", {self.items / self.seconds:,.0f} a second" if self.seconds > 0 else ""
+        line = f"{self.action} {several(self.items, 'item')} in {self.seconds:.2f} s{per_second}"
+        return f"{line}, by {self.by}" if self.by else line
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a load test: the rates of its phases, and whether every item arrived.
+
+    `notes` are lines about what no rate says.
+    """
+
+    rates: Sequence[Rate]
     verdict: Verdict
+    notes: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines to print before the verdict."""
+        return [*map(str, self.rates), *self.notes]
 
 
 def prepare(target: Target, queues: Sequence[str]) -> None:
@@ -132,13 +156,6 @@ def remainder(target: Target, queue: str, item_set: ItemSet) -> Receipts:
 def several(count: int, what: str) -> str:
     """Return a count with its noun, in the plural if needed."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def rate(action: str, count: int, seconds: float, by: str = "") -> str:
-    """Return a line about a phase: how many items were moved, how fast, and by whom."""
-    per_second = f", {count / seconds:,.0f} a second" if seconds > 0 else ""
-    line = f"{action} {several(count, 'item')} in {seconds:.2f} s{per_second}"
-    return f"{line}, by {by}" if by else line
 
 
 def connector(

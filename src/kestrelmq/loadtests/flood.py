@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from kestrelmq.loadtests.common import (
     Outcome,
+    Rate,
     Target,
     consumer,
     prepare,
     producer,
-    rate,
     remainder,
     several,
 )
@@ -48,27 +48,27 @@ def run(target: Target, options: Options) -> Outcome:
     readers = [Receipts(item_set) for _ in range(options.clients)]
     prepare(target, [target.queue])
     flood = _flood_in_turn if options.preload else _flood_at_once
-    lines = flood(target, options, item_set, readers)
-    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
+    rates = flood(target, options, item_set, readers)
+    return Outcome(rates, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
 
 
 def _flood_at_once(
     target: Target, options: Options, item_set: ItemSet, readers: Sequence[Receipts]
-) -> list[str]:
+) -> list[Rate]:
     pool = target.pool()
     jobs = _producers(target, options, item_set, pool) + _consumers(target, options, readers, pool)
     with target.show_progress("put and read", 2 * options.items) as show:
         result = pool.run(jobs, show, options.items)
     middle = options.clients
     return [
-        rate("put", options.items, result.seconds(end=middle), several(middle, "producer")),
-        _read_line(result.tallies[middle:], result.seconds(first=middle)),
+        Rate("put", options.items, result.seconds(end=middle), several(middle, "producer")),
+        _read_rate(result.tallies[middle:], result.seconds(first=middle)),
     ]
 
 
 def _flood_in_turn(
     target: Target, options: Options, item_set: ItemSet, readers: Sequence[Receipts]
-) -> list[str]:
+) -> list[Rate]:
     pool = target.pool()
     with target.show_progress("put", options.items) as show:
         put = pool.run(_producers(target, options, item_set, pool), show)
@@ -76,8 +76,8 @@ def _flood_in_turn(
     with target.show_progress("read", options.items) as show:
         read = pool.run(_consumers(target, options, readers, pool), show, options.items)
     return [
-        rate("put", options.items, put.seconds(), several(options.clients, "producer")),
-        _read_line(read.tallies, read.seconds()),
+        Rate("put", options.items, put.seconds(), several(options.clients, "producer")),
+        _read_rate(read.tallies, read.seconds()),
     ]
 
 
@@ -95,7 +95,7 @@ def _consumers(
     return [consumer(target.queue, receipts, pool, wait) for receipts in readers]
 
 
-def _read_line(tallies: Sequence[WorkerTally], seconds: float) -> str:
+def _read_rate(tallies: Sequence[WorkerTally], seconds: float) -> Rate:
     count, empty = (sum(getattr(t, name) for t in tallies) for name in ("received", "empty"))
-    line = rate("read", count, seconds, several(len(tallies), "consumer"))
-    return f"{line}; {several(empty, 'read')} found nothing"
+    by = f"{several(len(tallies), 'consumer')}; {several(empty, 'read')} found nothing"
+    return Rate("read", count, seconds, by)

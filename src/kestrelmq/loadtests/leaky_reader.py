@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from kestrelmq.loadtests.common import (
     READ_BACK_ITEMS,
     Outcome,
+    Rate,
     Target,
     prepare,
     producer,
-    rate,
     remainder,
     several,
 )
@@ -58,11 +58,11 @@ def run(target: Target, options: Options) -> Outcome:
     count = sum(tally.received for tally in read.tallies)
     leaks = sum(len(receipts.given_back) for receipts in readers)
     by = f"{several(options.clients, 'reader')}; {several(leaks, 'read')} leaked"
-    lines = [
-        rate("put", options.items, put.seconds()),
-        rate("read", count, read.seconds(), by),
+    rates = [
+        Rate("put", options.items, put.seconds()),
+        Rate("read", count, read.seconds(), by),
     ]
-    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
+    return Outcome(rates, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
 
 
 def _leaky_reader(queue: str, receipts: Receipts, pool: WorkerPool, leak: int) -> Job:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from kestrelmq.loadtests.common import (
     Outcome,
+    Rate,
     Target,
     consumer,
     prepare,
     producer,
-    rate,
     remainder,
     several,
 )
@@ -47,9 +47,10 @@ def run(target: Target, options: Options) -> Outcome:
     with target.show_progress("put and read", 2 * options.items) as show:
         result = pool.run(jobs, show, options.items)
     shares = [len(receipts.received) for receipts in readers]
-    lines = [
-        rate("put", options.items, result.seconds(end=1)),
-        rate("read", sum(shares), result.seconds(first=1), several(options.clients, "client")),
-        f"each client received {min(shares):,} to {max(shares):,} items",
+    rates = [
+        Rate("put", options.items, result.seconds(end=1)),
+        Rate("read", sum(shares), result.seconds(first=1), several(options.clients, "client")),
     ]
-    return Outcome(lines, judge(item_set, [*readers, remainder(target, target.queue, item_set)]))
+    verdict = judge(item_set, [*readers, remainder(target, target.queue, item_set)])
+    note = f"each client received {min(shares):,} to {max(shares):,} items"
+    return Outcome(rates, verdict, [note])

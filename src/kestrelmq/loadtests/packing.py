@@ -11,9 +11,9 @@ from typing import Final
 from kestrelmq.loadtests.common import (
     READ_BACK_ITEMS,
     Outcome,
+    Rate,
     Target,
     prepare,
-    rate,
     read_back,
     remainder,
 )
@@ -100,13 +100,17 @@ class _Cycles:
                 self.read_speed.measure(step, count, self._read)
         self._read(options.backlog)
 
-    def lines(self) -> list[str]:
-        """Return the lines to print."""
-        behind = self._options.backlog
-        lines = [
-            rate("put", sum(self.put_speed.items), sum(self.put_speed.seconds)),
-            rate("read", sum(self.read_speed.items), sum(self.read_speed.seconds)),
+    def rates(self) -> list[Rate]:
+        """Return the rates of all cycles together."""
+        return [
+            Rate("put", sum(self.put_speed.items), sum(self.put_speed.seconds)),
+            Rate("read", sum(self.read_speed.items), sum(self.read_speed.seconds)),
         ]
+
+    def notes(self) -> list[str]:
+        """Return a line for each range of the backlog."""
+        behind = self._options.backlog
+        lines = []
         for step in range(STEPS):
             low, high = (behind + edge for edge in self._edges[step : step + 2])
             speeds = f"put {self.put_speed.at(step)}, read {self.read_speed.at(step)}"
@@ -142,4 +146,4 @@ def run(target: Target, options: Options) -> Outcome:
         cycles = _Cycles(target, options, connection, show)
         cycles.run()
     rest = remainder(target, target.queue, cycles.item_set)
-    return Outcome(cycles.lines(), judge(cycles.item_set, [cycles.receipts, rest]))
+    return Outcome(cycles.rates(), judge(cycles.item_set, [cycles.receipts, rest]), cycles.notes())

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kestrelmq.loadtests.common import (
     Outcome,
+    Rate,
     Target,
     prepare,
     producer,
-    rate,
     read_back,
     remainder,
     several,
@@ -46,18 +46,18 @@ def run(target: Target, options: Options) -> Outcome:
     fanouts = [f"{target.queue}+fanout_{number}" for number in range(options.fanouts)]
     prepare(target, [target.queue, *fanouts])
     try:
-        lines = [_put(target, options, item_set)]
+        rates = [_put(target, options, item_set)]
         verdict = Verdict(0)
         for queue in (target.queue, *fanouts):
-            line, found = _read_back(target, queue, item_set)
-            lines.append(line)
+            rate, found = _read_back(target, queue, item_set)
+            rates.append(rate)
             verdict += found
     finally:
         _drop(target, fanouts)
-    return Outcome(lines, verdict)
+    return Outcome(rates, verdict)
 
 
-def _put(target: Target, options: Options, item_set: ItemSet) -> str:
+def _put(target: Target, options: Options, item_set: ItemSet) -> Rate:
     pool = target.pool()
     jobs = [
         producer(target.queue, item_set, number, pool, options.rollup)
@@ -65,10 +65,10 @@ def _put(target: Target, options: Options, item_set: ItemSet) -> str:
     ]
     with target.show_progress("put", options.items) as show:
         result = pool.run(jobs, show)
-    return rate("put", options.items, result.seconds(), several(options.clients, "client"))
+    return Rate("put", options.items, result.seconds(), several(options.clients, "client"))
 
 
-def _read_back(target: Target, queue: str, item_set: ItemSet) -> tuple[str, Verdict]:
+def _read_back(target: Target, queue: str, item_set: ItemSet) -> tuple[Rate, Verdict]:
     receipts = Receipts(item_set)
     with (
         target.show_progress(f"read {queue}", item_set.items) as show,
@@ -79,8 +79,8 @@ def _read_back(target: Target, queue: str, item_set: ItemSet) -> tuple[str, Verd
             connection, queue, receipts, item_set.items, lambda: show(len(receipts.received), "")
         )
         seconds = time.perf_counter() - begun
-    line = rate(f"{queue}: read", len(receipts.received), seconds)
-    return line, judge(item_set, [receipts, remainder(target, queue, item_set)])
+    rate = Rate(f"{queue}: read", len(receipts.received), seconds)
+    return rate, judge(item_set, [receipts, remainder(target, queue, item_set)])
 
 
 def _drop(target: Target, fanouts: list[str]) -> None:

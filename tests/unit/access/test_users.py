@@ -156,15 +156,19 @@ def test_the_reasons_for_a_right_are_told() -> None:
     )
     users = Users()
     alice = users.load(config)["alice"]
-    assert explain(config, alice, "work", ["work"]) == [
+
+    def explained(queue: str, leaves: list[str]) -> list[str]:
+        return list(map(str, explain(config, alice, queue, leaves)))
+
+    assert explained("work", ["work"]) == [
         'read work: yes, read = "work*"',
         'write work: yes, write = "work"',
         "flush, delete and pause work: no, admin is false",
     ]
-    assert explain(config, alice, "work2", ["work2"])[0] == (
+    assert explained("work2", ["work2"])[0] == (
         "read work2: no, allowed_client_ids_for_dequeue does not name it"
     )
-    assert explain(config, alice, "all", ["work", "other"])[1:3] == [
+    assert explained("all", ["work", "other"])[1:3] == [
         'write work: yes, write = "work"',
         "write other: no, no pattern in write matches it",
     ]
