@@ -12,7 +12,7 @@ that one are the words of the note, each four bytes:
 A note is written together with the record that it is about, in one write. A crash leaves neither,
 or the note alone, which then has no meaning, or the beginning of the note. That is set right when
 the journal is loaded: the file is rotated, and the next one begins with the last-used xid.
-`docs/journal.md` lists the kinds.
+`docs/journal-notes.md` lists the kinds.
 
 Notes of delayed items hold the items, and there may be millions. So each is one record for
 `scanning`, and its payload is in columns: first the first bytes of all its words, then the second.

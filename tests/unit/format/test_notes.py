@@ -77,7 +77,7 @@ def replayed(records: bytes) -> Replay:
 
 
 def test_the_example_of_the_format() -> None:
-    """It is the one in docs/journal.md."""
+    """It is the one in docs/journal-notes.md."""
     expected = "044e4f54450401040000040a54724f04030000000400000000"
     assert deliveries_note(3, 0).hex() == expected
 

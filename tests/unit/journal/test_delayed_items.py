@@ -21,7 +21,7 @@ from tests.support.readings import Reading
 pytestmark = pytest.mark.compiled
 
 NOW = 1_700_000_000_000
-JOURNAL_DOCS = Path(__file__).parents[3] / "docs" / "journal.md"
+JOURNAL_DOCS = Path(__file__).parents[3] / "docs" / "journal-notes.md"
 LATE = [item(NOW + due, 0, b"%d" % due) for due in (1, 2, 3)]
 
 
@@ -41,7 +41,7 @@ def late(state: Replay) -> list[bytes]:
 
 
 def test_the_example_in_the_docs() -> None:
-    """Byte by byte, in docs/journal.md."""
+    """Byte by byte, in docs/journal-notes.md."""
     record = item(1_700_000_001_000, 0, b"a")
     docs = "".join(JOURNAL_DOCS.read_text().split())
     for written in (delayed_notes(1, record, 0), joined_note(1, 0) + record):

@@ -27,7 +27,7 @@ from tests.support.fake_clock import FakeClock
 
 NOW = 1_700_000_001
 RECORD = item(NOW * 1000, 0, b"a")
-JOURNAL_DOCS = Path(__file__).parents[3] / "docs" / "journal.md"
+JOURNAL_DOCS = Path(__file__).parents[3] / "docs" / "journal-notes.md"
 
 
 def replayed(records: bytes) -> Replay:
@@ -41,7 +41,7 @@ def replayed(records: bytes) -> Replay:
 
 
 def test_the_notes_are_as_documented() -> None:
-    """Byte by byte, in docs/journal.md."""
+    """Byte by byte, in docs/journal-notes.md."""
     blocks = re.findall(r"(?m)(?:^    (?:[0-9A-F]{2,} ?)+\n)+", JOURNAL_DOCS.read_text())
     documented = {bytes.fromhex(block) for block in blocks}
     assert marked(RECORD, PutMark(b"p", 5), NOW, 0) + RECORD in documented

@@ -66,7 +66,7 @@ def opened(*some: int) -> bytes:
 
 
 def test_the_bytes_of_the_documentation() -> None:
-    """docs/journal.md has this example."""
+    """docs/journal-notes.md has this example."""
     written = (
         "04 4E4F5445 04 10230000 04 DBAAC273 04 EFCDAB89 04 67452301 04 30750000 04 00000000 "
         "04 88130000 04 00000000 04 01770007 04 00000002 04 00000000 04 08000000"
