@@ -10,6 +10,7 @@ It runs as root of a network and a file system of its own (see `test_pages`), in
 - `json`, `yaml`: must be that.
 
 A comment `<!-- not run: REASON -->` on the line before a block keeps it from being run.
+Indented text is no block: it shows a format, or is a drawing.
 """
 
 import json
