@@ -17,6 +17,7 @@ from tests.support.server import running_server
 
 _FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 _UNIT = _FOLDER / "kestrelmq.service"
+_LOGROTATE = _FOLDER.parent / "logrotate" / "kestrelmq"
 _MOST_EXPOSED = 2.0
 """Most exposure that `systemd-analyze security` may find, of 10."""
 
@@ -58,6 +59,8 @@ def test_the_configuration_beside_it() -> None:
     for path in (config.memcache_listen_path, config.admin_listen_path):
         assert str(path).startswith("/run/kestrelmq/")
     assert "RuntimeDirectory=kestrelmq\n" in text
+    assert "\n/var/log/kestrelmq/*.log {\n" in _LOGROTATE.read_text()
+    assert "LogsDirectory=kestrelmq\n" in text
 
 
 @pytest.fixture
