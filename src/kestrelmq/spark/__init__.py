@@ -20,7 +20,7 @@ _ZONE: Final = "spark.sql.session.timeZone"
 
 
 def register(spark: "SparkSession") -> None:
-    """Register the data sources with a session.
+    """Register the data sources with a session, unless Spark has found them by itself.
 
     Spark tells tasks only settings that are given. So the session's time zone, in which dates are
     written, is set to what it is: by default it is that of the driver's machine.
@@ -29,8 +29,12 @@ def register(spark: "SparkSession") -> None:
     from kestrelmq.spark.sources.live import KestrelSource  # noqa: PLC0415 # needs Spark
     from kestrelmq.spark.sources.queue import QueueSource  # noqa: PLC0415 # needs Spark
 
+    session = getattr(spark, "_jsparkSession", None)  # Spark Connect has none
+    found = session and session.sessionState().dataSourceManager()
     for source in (JournalSource, QueueSource, KestrelSource):
-        spark.dataSource.register(source)
+        # Spark warns of a source that is replaced, though by itself.
+        if not found or not found.dataSourceExists(source.name()):
+            spark.dataSource.register(source)
     zone = spark.conf.get(_ZONE)
     if zone is not None:
         spark.conf.set(_ZONE, zone)

@@ -81,8 +81,8 @@ def restore_live(
     server, a queue gets its items in their original order; with several, each server gets its share
     of the items in that order.
 
-    Like every write to servers, it adds items at least once: if it fails, some may have been added,
-    and running it again adds them a second time.
+    A task that Spark runs again stores nothing twice. But each call is a write of its own: if it
+    fails, some items may have been added, and another call adds them a second time.
 
     Args:
         spark: the session.
