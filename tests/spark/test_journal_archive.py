@@ -117,7 +117,7 @@ def test_what_counts_as_an_item(spark: SparkSession, tmp_path: Path) -> None:
         [AddX(NOW, 0, b"item"), StateDump(1, 1), AddXid(1, NOW, 0, b"item")],
     )
     write(tmp_path / "spool" / "dumped", [ConfirmRemove(1)])
-    run(spark, JournalArchiveOptions(str(tmp_path / "spool"), str(tmp_path / "table")))
+    run(spark, JournalArchiveOptions(tmp_path / "spool", tmp_path / "table"))
     assert items_in(spark, tmp_path / "table") == [
         b"an open read of a packed file",
         b"",

@@ -123,7 +123,7 @@ def test_archive_copies_through_a_fanout_child(
     """The queue's own readers see everything; what was there before the child is not copied."""
     client.put("work", b"before")
     cluster = ClusterOptions(server.address)
-    options = ArchiveOptions(cluster, ["work"], str(tmp_path / "table"), child="copy")
+    options = ArchiveOptions(cluster, ["work"], tmp_path / "table", child="copy")
     assert run(spark, options) == []
     client.put_many("work", [b"1", b"22"])
 

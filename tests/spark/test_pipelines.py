@@ -78,14 +78,12 @@ def test_replay_writes_present_contents_and_restore_brings_them_back(
 def test_restore_of_a_time_range(spark: SparkSession, tmp_path: Path) -> None:
     """Time travel: only what was added from `since` on and before `until`."""
     write(tmp_path / "spool" / "q", [AddX(NOW + n * 1000, 0, b"%d" % n) for n in range(10)])
-    history(spark, str(tmp_path / "spool"), with_data=True).write.parquet(str(tmp_path / "table"))
+    history(spark, tmp_path / "spool", with_data=True).write.parquet(str(tmp_path / "table"))
 
     def time(second: int) -> datetime:
         return datetime.fromtimestamp(NOW / 1000 + second, UTC)
 
-    restored = restore(
-        spark, str(tmp_path / "table"), str(tmp_path / "back"), since=time(3), until=time(6)
-    )
+    restored = restore(spark, tmp_path / "table", tmp_path / "back", since=time(3), until=time(6))
 
     assert restored == 3
     assert [item.data for item in load(tmp_path / "back")["q"]] == [b"3", b"4", b"5"]
@@ -115,7 +113,7 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
     write(tmp_path / "d", [], tail=delayed_notes(1, item(NOW, 0, b"late"), 0)[:-1])
     write(tmp_path / "c~~torn-1", [], tail=torn)
 
-    found = {Path(one.file).name: one for one in verify(spark, str(tmp_path))}
+    found = {Path(one.file).name: one for one in verify(spark, tmp_path)}
 
     assert {name: (one.records, one.damaged_at, one.torn_at) for name, one in found.items()} == {
         "a.1": (2, 44, None),
@@ -128,7 +126,7 @@ def test_verify_names_damage_by_file_and_position(spark: SparkSession, tmp_path:
     }
     damaged = [name for name, one in found.items() if not one.is_good]
     assert damaged == ["a.1", "b.1", "d.1"]
-    (one,) = verify(spark, str(tmp_path / "d.1"))
+    (one,) = verify(spark, tmp_path / "d.1")
     assert (one.queue, one.damaged_at) == ("d", 23)
     assert found["a.1"].reason == "unknown opcode 99"
 
@@ -141,10 +139,10 @@ def test_items_that_a_tag_finished_do_not_come_back(spark: SparkSession, tmp_pat
     write(tmp_path / "q", opened, tail=notes + encode(ConfirmRemove(1)))
 
     fates = {
-        bytes(row.data): row.fate for row in history(spark, str(tmp_path), with_data=True).collect()
+        bytes(row.data): row.fate for row in history(spark, tmp_path, with_data=True).collect()
     }
     assert fates == {b"a": "confirmed", b"b": "confirmed", b"c": "live"}
-    contents = read_queues(spark, str(tmp_path), ["data"]).collect()
+    contents = read_queues(spark, tmp_path, ["data"]).collect()
     assert [bytes(row.data) for row in contents] == [b"c"]
     assert len(load(tmp_path)["q"]) == 1
 
@@ -159,12 +157,10 @@ def test_packed_queues_load_as_before(
     random_spool(random.Random(seed), tmp_path, 10)
     expected = load(tmp_path)
 
-    packed = pack(spark, str(tmp_path), dialect=dialect)
+    packed = pack(spark, tmp_path, dialect=dialect)
     once = load(tmp_path)
-    written = {
-        row.operation for row in read_journals(spark, str(tmp_path), ["operation"]).collect()
-    }
-    pack(spark, str(tmp_path))
+    written = {row.operation for row in read_journals(spark, tmp_path, ["operation"]).collect()}
+    pack(spark, tmp_path)
 
     assert once == expected
     assert written <= {"ADD", "ADDX", *OPENING[dialect]}
@@ -181,7 +177,7 @@ def test_packing_sets_a_torn_tail_aside(spark: SparkSession, tmp_path: Path) -> 
     torn = encode(AddX(NOW, 0, b"torn"))[:-1]
     write(tmp_path / "q", adds([b"x"]), tail=torn)
 
-    pack(spark, str(tmp_path))
+    pack(spark, tmp_path)
 
     assert [path.read_bytes() for path in tmp_path.glob("q~~torn-*")] == [torn]
     assert [item.data for item in load(tmp_path)["q"]] == [b"x"]
@@ -206,7 +202,7 @@ def test_packing_needs_the_whole_queue_path(spark: SparkSession, some: str, tmp_
     write(tmp_path / "q", adds([b"y"]))
 
     with pytest.raises(ValueError, match="only some files"):
-        pack(spark, str(tmp_path / some))
+        pack(spark, tmp_path / some)
 
     assert [item.data for item in load(tmp_path)["q"]] == [b"x", b"y"]
 
@@ -244,7 +240,7 @@ def test_history_tells_the_fate_of_every_item(spark: SparkSession, tmp_path: Pat
     write(tmp_path / "q", new)
 
     times = {name: f.unix_millis(name) for name in ("gone_after", "gone_before")}
-    found = history(spark, str(tmp_path), with_data=True).withColumns(times)
+    found = history(spark, tmp_path, with_data=True).withColumns(times)
     rows = found.orderBy("ordinal").collect()
 
     assert [(bytes(row.data), row.fate, row.aborts) for row in rows] == [
@@ -268,7 +264,7 @@ def test_history_counts_what_replay_counts(spark: SparkSession, tmp_path: Path) 
     random_spool(random.Random(21), tmp_path, 9)
     expected = {queue: len(items) for queue, items in load(tmp_path).items() if items}
 
-    rows = history(spark, str(tmp_path)).where("fate IN ('live', 'open')")
+    rows = history(spark, tmp_path).where("fate IN ('live', 'open')")
     counts = {row.queue: row["count"] for row in rows.groupBy("queue").count().collect()}
 
     assert counts == expected
@@ -290,9 +286,9 @@ def test_cuts_change_neither_fates_nor_reports(spark: SparkSession, tmp_path: Pa
     for number, places in enumerate(cuts):
         for place, (begin, end) in enumerate(pairwise([0, *places, len(records)])):
             write(tmp_path / "spool" / f"q{number}.{place + 1}", records[begin:end])
-    items = history(spark, str(tmp_path / "spool")).orderBy("queue", "ordinal").collect()
+    items = history(spark, tmp_path / "spool").orderBy("queue", "ordinal").collect()
     output = str(tmp_path / "out")
-    made = report(spark, str(tmp_path / "spool"), output)
+    made = report(spark, tmp_path / "spool", output)
     hours = spark.read.parquet(f"{output}/hours").orderBy("queue", "hour").collect()
 
     def of(rows: list[Row], number: int) -> list[dict[str, object]]:
@@ -314,7 +310,7 @@ def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: 
     records += [Remove(), AddX(hour + HOUR, 0, b"large" * 100), Remove(), Remove()]
     write(tmp_path / "spool" / "a+<b>", records)
 
-    made = report(spark, str(tmp_path / "spool"), str(tmp_path / "out"))
+    made = report(spark, tmp_path / "spool", tmp_path / "out")
 
     table = spark.read.parquet(str(tmp_path / "out" / "hours"))
     rows = table.withColumn("hour", f.unix_millis("hour")).orderBy("hour").collect()
@@ -344,7 +340,7 @@ def test_report_takes_every_time_that_fits_into_a_journal(
         records = [record for at in (*times, NOW) for record in (AddX(at, 0, b"x"), Remove())]
         write(tmp_path / "spool" / queue, [*records, AddX(times[1], 0, b"left")])
 
-    made = report(spark, str(tmp_path / "spool"), str(tmp_path / "out"))
+    made = report(spark, tmp_path / "spool", tmp_path / "out")
 
     assert [(one.queue, one.removed, one.live) for one in made.queues] == [
         ("down", 3, 1),

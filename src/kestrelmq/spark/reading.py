@@ -6,6 +6,7 @@ do: request only the needed columns, push filters down, sort rows before they ar
 Tables are Spark's: of any format, and at any path, that the session can read and write.
 """
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from kestrelmq.spark.sources.journal_options import (
 )
 from kestrelmq.spark.sources.queue import QUEUE_FORMAT, QueueSource, QueueSourceReader
 from kestrelmq.spark.storage.filesystems import LOCAL, JournalPath, is_pattern
-from kestrelmq.spark.storage.locations import Location, located, scheme_of
+from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath, located, scheme_of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -55,7 +56,7 @@ WriteMode = Literal["error", "overwrite", "append"]
 
 def place_of(
     spark: SparkSession,
-    written: JournalPath,
+    written: GivenPath,
     storage: Mapping[str, str] | None = None,
     option: str = "path",
 ) -> JournalPath:
@@ -75,7 +76,7 @@ def place_of(
 
 def read_journals(
     spark: SparkSession,
-    path: JournalPath,
+    path: GivenPath,
     columns: Sequence[str] | None = None,
     *,
     mode: Mode = "failfast",
@@ -100,7 +101,7 @@ def read_journals(
 
 def read_queues(
     spark: SparkSession,
-    path: JournalPath,
+    path: GivenPath,
     columns: Sequence[str] | None = None,
     *,
     direct_bytes: int = DEFAULT_DIRECT_BYTES,
@@ -183,7 +184,7 @@ def rows_on(
 
 def write_journals(
     rows: DataFrame,
-    path: JournalPath,
+    path: GivenPath,
     mode: Literal["append", "overwrite"] = "append",
     *,
     storage: Mapping[str, str] | None = None,
@@ -217,14 +218,15 @@ def write_journals(
     return written()
 
 
-def table_path(written: str) -> str:
+def table_path(written: StrPath) -> str:
     """Return the path of a table as Spark has it: of S3, Hadoop's file system is called s3a."""
+    written = os.fspath(written)
     return f"s3a{written[2:]}" if scheme_of(written) == "s3" else written
 
 
 def write_table(
     rows: DataFrame,
-    path: str,
+    path: StrPath,
     mode: WriteMode,
     *columns: str,
     table_format: str = DEFAULT_FORMAT,
@@ -240,7 +242,7 @@ def write_table(
 
 def read_table(
     spark: SparkSession,
-    path: str,
+    path: StrPath,
     table_format: str = DEFAULT_FORMAT,
     empty: StructType | None = None,
 ) -> DataFrame:

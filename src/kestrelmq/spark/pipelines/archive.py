@@ -44,8 +44,7 @@ from kestrelmq.spark.sources.live_options import (
 )
 from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
 from kestrelmq.spark.sources.server_probe import ServerProbe
-from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location
+from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath
 from kestrelmq.spark.storage.spool import check_apart
 
 QUEUES: Final = "_queues"
@@ -77,7 +76,7 @@ class ArchiveOptions:
 
     cluster: ClusterOptions
     queues: Sequence[str]
-    output: str
+    output: StrPath
     child: str | None = None
     max_items_per_batch: int = DEFAULT_ITEMS
     max_bytes_per_batch: int = DEFAULT_BYTES
@@ -132,8 +131,8 @@ class JournalArchiveOptions:
         storage: options of the stores that the journals and the output are in.
     """
 
-    path: JournalPath
-    output: str
+    path: GivenPath
+    output: StrPath
     queues: Sequence[str] = ()
     starting: str = "earliest"
     fails_on_loss: bool = True
@@ -251,7 +250,9 @@ def new_items(operations: DataFrame) -> DataFrame:
     )
 
 
-def _start(rows: DataFrame, output: str, table_format: str, every: str | None) -> StreamingQuery:
+def _start(
+    rows: DataFrame, output: StrPath, table_format: str, every: str | None
+) -> StreamingQuery:
     """Start to append rows with the columns of `kestrel` to the table."""
     path = table_path(output)
     dated = rows.withColumn("date", f.to_date("read_time")).writeStream
@@ -262,7 +263,9 @@ def _start(rows: DataFrame, output: str, table_format: str, every: str | None) -
     return start_query(writer.trigger(processingTime=every))
 
 
-def read_archive(spark: SparkSession, output: str, table_format: str = DEFAULT_FORMAT) -> DataFrame:
+def read_archive(
+    spark: SparkSession, output: StrPath, table_format: str = DEFAULT_FORMAT
+) -> DataFrame:
     """Return the table that `archive` writes; it is empty if nothing was written yet."""
     try:
         return read_table(spark, output, table_format)
@@ -272,7 +275,7 @@ def read_archive(spark: SparkSession, output: str, table_format: str = DEFAULT_F
 
 
 def archived(
-    spark: SparkSession, output: str, table_format: str = DEFAULT_FORMAT
+    spark: SparkSession, output: StrPath, table_format: str = DEFAULT_FORMAT
 ) -> list[ArchivedQueue]:
     """Return the totals of an archive, by queue."""
     rows = read_archive(spark, output, table_format).groupBy("queue")

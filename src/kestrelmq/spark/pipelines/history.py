@@ -37,7 +37,7 @@ from kestrelmq.spark.replay.noted_replay import delayed_items
 from kestrelmq.spark.replay.read_plans import ReplayedQueue, replay_in_parallel
 from kestrelmq.spark.sources.journal_options import DEFAULT_BATCH_ROWS
 from kestrelmq.spark.storage import columns
-from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import GivenPath
 from kestrelmq.spark.storage.spool import SpoolFile, by_queue, list_files
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ _DELAYED_SCHEMA = pa.schema(
 
 def history(
     spark: SparkSession,
-    path: JournalPath,
+    path: GivenPath,
     *,
     with_data: bool = False,
     storage: Mapping[str, str] | None = None,
@@ -90,7 +90,7 @@ def timestamp(time: Column) -> Column:
 
 def history_in_ms(
     spark: SparkSession,
-    path: JournalPath,
+    path: GivenPath,
     *,
     with_data: bool = False,
     storage: Mapping[str, str] | None = None,

@@ -36,7 +36,7 @@ from kestrelmq.spark.sinks.journal_commit import JournalCommit
 from kestrelmq.spark.sinks.journal_parts import JournalPart
 from kestrelmq.spark.sinks.stored_commit import files_found, upload
 from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location
+from kestrelmq.spark.storage.locations import GivenPath, Location
 from kestrelmq.spark.storage.spool import (
     SpoolFile,
     by_queue,
@@ -70,8 +70,8 @@ class _PackedJournal:
 
 def pack(
     spark: SparkSession,
-    path: JournalPath,
-    output: JournalPath | None = None,
+    path: GivenPath,
+    output: GivenPath | None = None,
     *,
     dialect: Dialect = "documented",
     clock: Clock | None = None,

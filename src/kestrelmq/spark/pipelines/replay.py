@@ -14,7 +14,7 @@ from kestrelmq.spark.reading import (
     replayed_queues,
     write_table,
 )
-from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import GivenPath, StrPath
 from kestrelmq.spark.storage.spool import check_apart
 
 
@@ -39,8 +39,8 @@ class QueueContents:
 
 def replay(
     spark: SparkSession,
-    path: JournalPath,
-    output: str,
+    path: GivenPath,
+    output: StrPath,
     *,
     mode: WriteMode = "error",
     table_format: str = DEFAULT_FORMAT,

@@ -27,8 +27,7 @@ from kestrelmq.spark.pipelines.report_page import (
     page,
 )
 from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, place_of, read_table, write_table
-from kestrelmq.spark.storage.filesystems import JournalPath
-from kestrelmq.spark.storage.locations import Location
+from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath
 from kestrelmq.spark.storage.spool import check_apart
 
 _PERCENTILES = (50, 95, 99)
@@ -47,8 +46,8 @@ class ReportResult:
 
 def report(
     spark: SparkSession,
-    path: JournalPath,
-    output: str,
+    path: GivenPath,
+    output: StrPath,
     *,
     mode: WriteMode = "error",
     table_format: str = DEFAULT_FORMAT,

@@ -13,7 +13,7 @@ from kestrelmq.spark.sinks.journal import check_not_served
 from kestrelmq.spark.sinks.live_options import DEFAULT_PATIENCE
 from kestrelmq.spark.sources.live import KESTREL_FORMAT
 from kestrelmq.spark.sources.queue import QUEUE_SCHEMA
-from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import GivenPath, StrPath
 from kestrelmq.units import parse_time
 
 Time = datetime | int | str
@@ -25,8 +25,8 @@ _ORDER = ("ordinal", "position")
 
 def restore(
     spark: SparkSession,
-    source: str,
-    path: JournalPath,
+    source: StrPath,
+    path: GivenPath,
     *,
     since: Time | None = None,
     until: Time | None = None,
@@ -66,7 +66,7 @@ def restore(
 
 def restore_live(
     spark: SparkSession,
-    source: str,
+    source: StrPath,
     cluster: ClusterOptions,
     *,
     queue: str | None = None,
@@ -118,7 +118,7 @@ def restore_live(
 
 
 def _chosen(
-    spark: SparkSession, table: str, table_format: str, since: Time | None, until: Time | None
+    spark: SparkSession, table: StrPath, table_format: str, since: Time | None, until: Time | None
 ) -> tuple[DataFrame, list[str]]:
     """Return the rows to restore, and the column that orders them, if there is one."""
     items = read_table(spark, table, table_format, QUEUE_SCHEMA)
@@ -154,7 +154,7 @@ def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> Da
     return rows
 
 
-def _with_data(rows: DataFrame, source: str) -> DataFrame:
+def _with_data(rows: DataFrame, source: StrPath) -> DataFrame:
     """Return the rows that have data; `source` is the table's name, for the error message.
 
     Raises:

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark.reading import map_on, place_of
-from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import GivenPath
 from kestrelmq.spark.storage.opening import open_view
 from kestrelmq.spark.storage.spool import SpoolFile, list_files
 
@@ -42,7 +42,7 @@ class FileCheck:
 
 
 def verify(
-    spark: SparkSession, path: JournalPath, *, storage: Mapping[str, str] | None = None
+    spark: SparkSession, path: GivenPath, *, storage: Mapping[str, str] | None = None
 ) -> list[FileCheck]:
     """Check every journal file of `path`.
 

@@ -61,7 +61,7 @@ class SpoolOptions:
     """
 
     path: JournalPath
-    mode: Mode = option("mode", one_of(get_args(Mode)), "failfast")  # noqa: RUF009 # a field
+    mode: Mode = option("mode", one_of(get_args(Mode)), "failfast")
     partition_bytes: int = option("partitionBytes", a_size, 64 << 20)
     batch_rows: int = option("batchRows", a_whole_number(_MAX_BATCH_ROWS), DEFAULT_BATCH_ROWS)
     columns: tuple[str, ...] | None = option("columns", names)
@@ -91,7 +91,7 @@ class JournalStreamOptions(SpoolOptions):
             longer pauses.
     """
 
-    starting: Starting = option("startingOffsets", _starting, "earliest")  # noqa: RUF009 # a field
+    starting: Starting = option("startingOffsets", _starting, "earliest")
     fails_on_loss: bool = option("failOnDataLoss", a_boolean, True)
     max_bytes_per_batch: int = option("maxBytesPerTrigger", a_size, DEFAULT_BATCH_BYTES)
     wait: float = option("wait", a_time, 1.0)

@@ -14,7 +14,7 @@ from kestrelmq.client import Client, ClientOptions
 from kestrelmq.errors import ConfigError, ServerRefused
 from kestrelmq.spark.sources.live_offsets import HeldOffset, parse_offset
 from kestrelmq.spark.sources.refusals import is_retired
-from kestrelmq.spark.storage.locations import Location
+from kestrelmq.spark.storage.locations import GivenPath, Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,7 @@ class SettledServer:
     released: int
 
 
-def settle(
-    checkpoint: str | Location, options: ClientOptions | None = None
-) -> Iterator[SettledServer]:
+def settle(checkpoint: GivenPath, options: ClientOptions | None = None) -> Iterator[SettledServer]:
     """Settle what the query of a checkpoint holds, server by server; it must not run.
 
     It may be repeated, as after an error. `options` are those of the clients of the servers.

@@ -12,6 +12,7 @@ appears when it is whole.
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -346,6 +347,11 @@ class Location:
             _file_system(self).delete_file(_inner_path(self))
 
 
+StrPath = str | os.PathLike[str]
+GivenPath = StrPath | Location
+"""A path or a URI, or what `located` made of it."""
+
+
 def in_parallel(work: Callable[[T], object], things: Sequence[T]) -> None:
     """Do `work`, which waits for a store, with each of `things`, several at a time."""
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -354,7 +360,7 @@ def in_parallel(work: Callable[[T], object], things: Sequence[T]) -> None:
 
 
 def located(
-    written: "str | Location",
+    written: "GivenPath",
     options: Mapping[str, str] | None = None,
     option: str = "path",
     known: Mapping[str, str] | None = None,
@@ -372,6 +378,7 @@ def located(
     """
     if isinstance(written, Location):
         return written
+    written = os.fspath(written)
     given = {name.lower(): value for name, value in (options or {}).items()}
     scheme = scheme_of(written)
     if scheme == "s3a":  # what Hadoop calls it

@@ -29,7 +29,7 @@ from kestrelmq.spark.storage.filesystems import (
     is_pattern,
     tree_of,
 )
-from kestrelmq.spark.storage.locations import Location, local_path, scheme_of
+from kestrelmq.spark.storage.locations import GivenPath, Location, local_path, scheme_of
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -161,7 +161,7 @@ def _named(tree: FileTree, matches: Iterable[str]) -> dict[str, set[str] | None]
     return found
 
 
-def check_apart(pattern: JournalPath, output: JournalPath) -> None:
+def check_apart(pattern: JournalPath, output: GivenPath) -> None:
     """Check that what is written to `output` replaces no journal, and is not among them.
 
     Spark deletes what it overwrites before it reads. `output` may be any URI that Spark can write.
@@ -182,7 +182,7 @@ def check_apart(pattern: JournalPath, output: JournalPath) -> None:
             )
 
 
-def _resolved(place: JournalPath) -> Path:
+def _resolved(place: GivenPath) -> Path:
     """Return what can be compared with other places."""
     scheme = scheme_of(str(place))
     if scheme is None or scheme == "file":

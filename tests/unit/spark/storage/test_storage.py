@@ -1,6 +1,7 @@
 """What a path or a URI means, and the files of a real S3 server."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 from pyarrow import fs
@@ -26,9 +27,10 @@ def at(store: ObjectStore, path: str) -> Location:
         ("file:/spool", "/spool"),
         ("file:///spool", "/spool"),
         ("a:b", "a:b"),
+        (Path("spool"), "spool"),
     ],
 )
-def test_a_path_and_a_file_url_are_paths_of_the_file_system(written: str, path: str) -> None:
+def test_a_path_and_a_file_url_are_paths_of_the_file_system(written: str | Path, path: str) -> None:
     """They stay text, whatever options there are for other paths of the same call."""
     assert located(written) == path
     assert located(written, {"region": "eu-west-1"}) == path
