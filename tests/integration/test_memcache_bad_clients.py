@@ -110,7 +110,7 @@ def test_half_closed_client_gets_its_replies(tmp_path: Path) -> None:
 def test_silent_clients_are_closed(tmp_path: Path) -> None:
     """With `client_timeout` a connection that says nothing ends; one that waits does not."""
     with (
-        running_server(tmp_path, *QUIET, config='client_timeout = "50ms"') as server,
+        running_server(tmp_path, *QUIET, config='idle_timeout = "50ms"') as server,
         Wire(server) as silent,
         Wire(server) as waiting,
     ):

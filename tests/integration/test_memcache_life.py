@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kestrelmq import PersistentQueue, QueuePathLocked
+from kestrelmq import Client, PersistentQueue, QueuePathLocked
 from tests.admin.conftest import Admin
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
@@ -235,15 +235,16 @@ def test_status_file(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_turned_on_by_a_restart(tmp_path: Path) -> None:
-    """A reload says what is not in force, in the log and over HTTP, and shows what is."""
+    """A reload says what is not in force, in its reply and in the log, and shows what is."""
     settings = "[queues.jobs]\nkeep_journal = {}\nmax_items = {}\n"
     file = tmp_path / "kestrelmq.toml"
     with running_server(tmp_path, config=settings.format("false", 9)) as server:
         with Wire(server) as wire:
             put(wire, "jobs", "before")
             file.write_text(settings.format("true", 1))
-            wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
             staying = "keep_journal of jobs: delete and create them, or restart"
+            reply = f"Reloaded config. Not in force before a restart: {staying}\r\n"
+            wire.ask(b"reload\r\n", reply.encode())
             until(lambda: f"not put in force: {staying}" in server.output)
             answer = Admin(server).ask("POST", "/api/v1/reload")
             assert answer.json == {"needs_restart": [staying]}
@@ -302,7 +303,18 @@ def test_reload_of_a_global_setting(tmp_path: Path) -> None:
     """What needs a restart is reported, and stays."""
     config = tmp_path / "kestrelmq.toml"
     with running_server(tmp_path, *QUIET, config="") as server, Wire(server) as wire:
-        config.write_text('max_open_transactions = 5\nmemcache_dialect = "memcached"\n')
-        wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
+        put(wire, "work", "a")
+        config.write_text(
+            'max_open_transactions = 5\nmemcache_dialect = "memcached"\n'
+            "[queues.work]\nkeep_journal = false\n"
+        )
+        wire.ask(
+            b"reload\r\n",
+            b"Reloaded config. Not in force before a restart: max_open_transactions;"
+            b" memcache_dialect; keep_journal of work: delete and create them, or restart\r\n",
+        )
+        with Client(server.address) as client:
+            (left,) = client.reload().values()
+        assert left.startswith("Not in force before a restart: max_open_transactions; ")
         wire.ask(b"flush_all\r\n", b"Flushed all queues.\r\n")
         assert server.logged("memcache_dialect changed; it takes a restart")

@@ -349,6 +349,17 @@ def test_no_server_is_open_by_accident(tmp_path: Path) -> None:
         assert "allow_unauthenticated = true" in ended.stderr
 
 
+@pytest.mark.parametrize("before", ["", CONFIG])
+def test_a_reload_that_removes_its_user_is_answered(tmp_path: Path, before: str) -> None:
+    """The first users shut out a client that has not signed in; then its connection ends."""
+    with running_server(tmp_path, config=before) as server, Wire(server) as wire:
+        if before:
+            wire.ask(ROOT, b"STORED\r\n")
+        (tmp_path / "kestrelmq.toml").write_text(users_config(other="admin = true"))
+        wire.ask(b"reload\r\n", b"Reloaded config.\r\n")
+        wire.expect_close()
+
+
 def test_users_open_it_and_no_reload_takes_them_away(tmp_path: Path) -> None:
     """Off loopback; the configuration stays as it was."""
     config = 'listen_address = "0.0.0.0"\n' + CONFIG

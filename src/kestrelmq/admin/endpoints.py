@@ -122,8 +122,8 @@ class Endpoints:
         return web.Response(body=document, content_type="application/json")
 
     async def _reload(self, _request: web.Request) -> web.Response:
-        await changes.reload(self._context)
-        return web.Response(text="ok\n")
+        left = await changes.reload(self._context)
+        return web.Response(text="".join(f"{one}\n" for one in ("ok", *left)))
 
     async def _quiesce(self, _request: web.Request) -> web.Response:
         self._context.status.set(Status.QUIESCENT)

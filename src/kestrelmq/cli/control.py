@@ -205,10 +205,13 @@ def status(
 def reload(*, servers: Servers) -> None:
     """Have every server reload its configuration file: the settings of queues and aliases.
 
-    If the file has an error, nothing changes, and the message says what is wrong.
+    If the file has an error, nothing changes, and the message says what is wrong. What takes a
+    restart is printed.
     """
     with servers.connect() as client:
-        client.reload()
+        for server, not_in_force in client.reload().items():
+            if not_in_force:
+                print(f"{server}\t{printable(not_in_force)}")
 
 
 def shutdown(*, servers: Servers) -> None:

@@ -689,8 +689,16 @@ def flush_all() -> Command[str]:
 
 
 def reload() -> Command[str]:
-    """Have the server reload its configuration file."""
-    return Command(wire.plain_request("reload"), _read_done("Reloaded config.", "OK"))
+    """Have the server reload its configuration; return what takes a restart, or ""."""
+
+    def read() -> Reading[str]:
+        reply = yield
+        done, found, left = getattr(reply, "text", "").partition("Reloaded config.")
+        if done or not found:
+            _unexpected(reply)
+        return left.strip()
+
+    return Command(wire.plain_request("reload"), read)
 
 
 def set_status(status: str) -> Command[str]:

@@ -1296,9 +1296,9 @@ class Planner:
         """Return the version of each server."""
         return (yield from self._on_every_server(commands.version()))
 
-    def reload(self) -> Plan[None]:
-        """Have every server reload its configuration."""
-        yield from self._on_every_server(commands.reload())
+    def reload(self) -> Plan[dict[str, str]]:
+        """Have every server reload its configuration; return what takes a restart, or ""."""
+        return (yield from self._on_every_server(commands.reload()))
 
     def clients(self) -> Plan[list[ConnectedClient]]:
         """Return the clients that are connected to each server, this one among them."""

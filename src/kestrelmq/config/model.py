@@ -304,6 +304,8 @@ class ServerConfig(_Settings):
     client_timeout: OptionalPeriod = None
     """A connection that is silent for this long, and at most a quarter longer, is closed. A client
     that waits for an item is not silent; one that does not read its replies is."""
+    idle_timeout: OptionalPeriod = None
+    """Another name of `client_timeout`; if both are set, the shorter one counts."""
     max_connections: PositiveLimit = None
     """Most clients of all listeners at a time, those of the admin service, too; a further one is
     refused. One over HTTP takes the place of another over HTTP that has no request, if there is

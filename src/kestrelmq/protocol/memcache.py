@@ -9,7 +9,7 @@ To add a command, write its request class, a method of `Parser` and a line in `_
 it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
 `managing` and `reserving` have the requests that thrift, text or HTTP have, too:
 
-    browse Q OFFSET|from=PLACE COUNT [text=TEXT | pattern=PATTERN]     percent-encoded
+    browse Q [OFFSET|from=PLACE [COUNT]] [text=TEXT | pattern=PATTERN]     percent-encoded
     move Q TARGET [COUNT]
     copy Q TARGET [COUNT]
     redrive Q [TARGET]
@@ -31,7 +31,7 @@ it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is ab
 # ruff: noqa: SLF001 # the table of parsers names methods of the class above it
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -343,7 +343,6 @@ DONE: Final = b"DONE\r\n"
 """The reply to a `reserve` whose tag is done."""
 OK: Final = b"OK\r\n"
 FLUSHED_ALL: Final = b"Flushed all queues.\r\n"
-RELOADED: Final = b"Reloaded config.\r\n"
 
 
 @lru_cache(_CACHED_HEADERS)
@@ -432,6 +431,12 @@ def client(fields: Iterable[tuple[str, object]]) -> bytes:
     return f"CLIENT{words}\r\n".encode()
 
 
+def reloaded(not_in_force: Sequence[str]) -> bytes:
+    """Return the reply to a reload, which names what takes a restart."""
+    left = f" Not in force before a restart: {'; '.join(not_in_force)}" if not_in_force else ""
+    return line(f"Reloaded config.{left}")
+
+
 def line(text: str) -> bytes:
     """Return a one-line reply with `text`."""
     return _one_line(text) + b"\r\n"
@@ -442,6 +447,11 @@ def _one_line(text: str) -> bytes:
 
 
 # --- parsing ---
+
+
+_BROWSE: Final = "browse takes a queue, and perhaps an offset or from=, a count, text= or pattern="
+_BROWSED: Final = 100
+"""How many items a `browse` without a count shows."""
 
 
 class Parser:
@@ -650,21 +660,21 @@ class Parser:
         return SetStatus(words[0].decode(errors="replace")) if words else GetStatus()
 
     def _browse(self, words: list[bytes]) -> Browse:
-        if len(words) not in {3, 4}:
-            reason = "browse takes a queue, an offset, a count, and perhaps text= or pattern="
-            raise ClientFault(reason, closes=False)
-        name = self._queue(words[0])
-        place = ""
-        if words[1].startswith(b"from="):
-            place, words[1] = _text({b"from": words[1].removeprefix(b"from=")}, b"from"), b"0"
-        offset, most = _count(words[1], "browse"), _count(words[2], "browse")
-        if len(words) == 3:
-            return Browse(name, offset, most, place=place)
-        kind, _, encoded = words[3].partition(b"=")
-        search = unquote_to_bytes(encoded)
-        if kind not in {b"text", b"pattern"} or not 0 < len(search) <= MAX_SEARCH:
-            reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
-            raise ClientFault(reason, closes=False)
+        if not words:
+            raise ClientFault(_BROWSE, closes=False)
+        name, rest, place, search, kind = self._queue(words[0]), words[1:], "", b"", b""
+        if rest and rest[-1].startswith((b"text=", b"pattern=")):
+            kind, _, encoded = rest.pop().partition(b"=")
+            search = unquote_to_bytes(encoded)
+            if not 0 < len(search) <= MAX_SEARCH:
+                reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
+                raise ClientFault(reason, closes=False)
+        if rest and rest[0].startswith(b"from="):
+            place, rest[0] = _text({b"from": rest[0].removeprefix(b"from=")}, b"from"), b"0"
+        if len(rest) > 2:
+            raise ClientFault(_BROWSE, closes=False)
+        numbers = [_count(word, "browse") for word in rest]
+        offset, most = (*numbers, *(0, _BROWSED)[len(numbers) :])
         return Browse(name, offset, most, search, kind == b"pattern", place)
 
     def _move(self, words: list[bytes]) -> Move:

@@ -411,8 +411,9 @@ class Server:
             tasks.append(self._memory_return(trim).run)
         if self._config.expiration_timer_frequency is not None:
             tasks.append(partial(self._sweep, self._config.expiration_timer_frequency))
-        if self._config.client_timeout is not None:
-            tasks.append(partial(close_silent, self._connections, self._config.client_timeout))
+        limits = (self._config.client_timeout, self._config.idle_timeout)
+        if found := [limit for limit in limits if limit is not None]:
+            tasks.append(partial(close_silent, self._connections, min(found)))
         return tasks
 
     async def _sweep(self, period: float) -> None:

@@ -18,6 +18,8 @@ SIGN_IN_TIME: Final = 10.0
 """Seconds within which a client must sign in, where there are users; it has at least half."""
 _LOOKS: Final = 4
 """How often to look in the time after which a client counts as silent."""
+_ANSWERED: Final = 0.05
+"""Seconds in which a request of a user who was removed may be answered, before another look."""
 
 log = logging.getLogger(__name__)
 
@@ -206,8 +208,18 @@ async def close_unsigned(connections: Mapping[int, Connection]) -> None:
 
 
 def close_removed(connections: Mapping[int, Connection], users: Users) -> None:
-    """Close the connections of users who were removed."""
+    """Close the connections of users who were removed.
+
+    A request that takes several turns is answered first, such as the reload that removed the user.
+    """
+    is_any_left = False
     for one in list(connections.values()):
-        if not users.is_in_force(one.user):
-            log.info("closing %s: its user was removed", one.peer, extra=one.log_fields)
-            one.close()
+        if users.is_in_force(one.user):
+            continue
+        if one.state == "working":
+            is_any_left = True
+            continue
+        log.info("closing %s: its user was removed", one.peer, extra=one.log_fields)
+        one.close()
+    if is_any_left:
+        asyncio.get_running_loop().call_later(_ANSWERED, close_removed, connections, users)

@@ -59,6 +59,7 @@ def test_every_queue_setting_that_can_be_switched_off_takes_none(name: str) -> N
     "name",
     [
         "client_timeout",
+        "idle_timeout",
         "expiration_timer_frequency",
         "connection_limit_refuse_reads",
         "connection_limit_refuse_writes",
@@ -120,6 +121,7 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "min_free_disk": 64 << 20,
         "expiration_timer_frequency": 1.0,
         "client_timeout": None,
+        "idle_timeout": None,
         "max_open_transactions": 1,
         "max_monitor_transactions": 100,
         "max_buffered_bytes": 512 * 1024**2,

@@ -34,7 +34,6 @@ from kestrelmq.protocol.memcache import (
     NAMED,
     NOT_FOUND,
     OK,
-    RELOADED,
     Dump,
     Request,
     Stats,
@@ -85,7 +84,9 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
 def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
         case Reload():
-            _answer_later(connection, changes.reload(context), lambda _: (RELOADED,))
+            _answer_later(
+                connection, changes.reload(context), lambda left: (memcache.reloaded(left),)
+            )
             return b""
         case GetStatus():
             return memcache.line(context.status.status.value)
