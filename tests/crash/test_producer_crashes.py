@@ -13,6 +13,7 @@ from kestrelmq.queues.collection import QueueCollection
 from tests.support.crash_checks import is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 from tests.support.fake_clock import FakeClock
+from tests.support.open_reads import open_read
 from tests.support.recording_directory import (
     Contents,
     RecordingDirectory,
@@ -105,7 +106,7 @@ class Scenario:
         """Add an item that is written in a round."""
         self.numbers[b"p"] += 1
         mark = PutMark(b"p", self.numbers[b"p"])
-        self.queue.line.open_read()
+        open_read(self.queue)
         self.commit()
         assert self.queue.add(b"p:%d" % mark.sequence, mark=mark)
         self.queue.changes.is_large = True

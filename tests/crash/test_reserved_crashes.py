@@ -14,6 +14,7 @@ from kestrelmq.queues.collection import QueueCollection
 from tests.support.crash_checks import ONE_MORE, is_unread, two_starts
 from tests.support.crash_recordings import QUICK
 from tests.support.fake_clock import FakeClock
+from tests.support.open_reads import open_read
 from tests.support.open_reads import reservations as reservations_of
 from tests.support.recording_directory import (
     Contents,
@@ -139,7 +140,7 @@ class Scenario:
             assert self.queue.reads.confirm(plain[0])
             self.commit()
             self.give_back(plain[1:])
-            self.queue.line.open_read()
+            open_read(self.queue)
             self.commit()
             assert self.queue.reserved.finish(tag) == 2
             self.commit()

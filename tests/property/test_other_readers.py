@@ -51,7 +51,7 @@ from tests.support.examples import examples
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.journal_bytes import encode, journal
-from tests.support.open_reads import data_by_xid
+from tests.support.open_reads import data_by_xid, open_read
 from tests.support.readings import Reading, replayed
 
 pytestmark = pytest.mark.compiled_only
@@ -350,7 +350,7 @@ class Served:
             case "remove":
                 self.queue.line.remove()
             case "open":
-                self.queue.line.open_read()
+                open_read(self.queue)
             case "reserve" | "finish" | "retire":
                 self.do_reserved(step, number)
             case "confirm" if reads:

@@ -23,7 +23,7 @@ from kestrelmq.upkeep.states import Waiting
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import NAME, QueuesMachine
 from tests.support.examples import examples
-from tests.support.open_reads import record_bytes
+from tests.support.open_reads import open_read, record_bytes
 from tests.support.readings import replayed
 
 pytestmark = pytest.mark.compiled_only
@@ -203,7 +203,7 @@ class QueueMachine(QueuesMachine):
     def open_read(self) -> None:
         """Open a read."""
         try:
-            opened = self.queue.line.open_read()
+            opened = open_read(self.queue)
         except QueueUnavailable:
             assert self.may_fail
             self.commit()

@@ -18,7 +18,7 @@ from kestrelmq.journal.open_read import ReserveTerms
 from tests.support.crashing_directory import CrashLoss
 from tests.support.crashing_queues import QueuesMachine, short_journals
 from tests.support.examples import examples
-from tests.support.open_reads import record_bytes, reservations
+from tests.support.open_reads import open_read, record_bytes, reservations
 
 pytestmark = pytest.mark.compiled_only
 
@@ -130,7 +130,7 @@ class ReservedMachine(QueuesMachine):
     @rule()
     def open_read(self) -> None:
         """Open a read that is not reserved."""
-        opened = self.queue.line.open_read()
+        opened = open_read(self.queue)
         assert not self.collection.commits.commit()
         assert (opened is None) == (not self.waiting)
         if opened is not None:

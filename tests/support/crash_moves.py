@@ -14,6 +14,7 @@ from kestrelmq.queues.moving import Move, Redrive
 from kestrelmq.tools.export_rows import ExportRow, live_rows, to_json
 from tests.support.crash_checks import Items, Queues
 from tests.support.fake_clock import FakeClock
+from tests.support.open_reads import open_read
 from tests.support.recording_directory import Contents, CrashCause, RecordingDirectory
 
 ITEMS: Final = (b"first", b"second", b"third")
@@ -88,7 +89,7 @@ def fail(queues: MovingItems) -> None:
     jobs = queues.collection.obtain("jobs")
     queues.add()
     for _ in range(DELIVERIES):
-        opened = [jobs.line.open_read() for _ in ITEMS]
+        opened = [open_read(jobs) for _ in ITEMS]
         queues.commit()
         jobs.returns.give_back([read[0] for read in opened if read is not None])
         queues.commit()

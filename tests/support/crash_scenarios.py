@@ -9,6 +9,7 @@ from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
+from tests.support.open_reads import open_read
 from tests.support.real_directory import SimulatedCrash
 from tests.support.recording_directory import RecordingDirectory
 
@@ -164,7 +165,7 @@ class Run:
 
     def open_read(self) -> int:
         """Open a read of the head; return its xid."""
-        opened = self.queue.line.open_read()
+        opened = open_read(self.queue)
         assert opened is not None
         self.open[opened[0]] = self.waiting.popleft()
         self.commit()

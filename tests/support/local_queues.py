@@ -9,6 +9,7 @@ from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import Worker
 from tests.support.fake_clock import FakeClock
+from tests.support.open_reads import open_read
 
 
 def queue_settings(path: Path, **settings: object) -> ServerConfig:
@@ -110,7 +111,7 @@ class LocalQueues:
 
     def open_read(self, name: str = "jobs") -> int:
         """Open a read, and commit; return its xid. Raises AssertionError if there is no item."""
-        opened = self.queue(name).line.open_read()
+        opened = open_read(self.queue(name))
         if opened is None:
             raise AssertionError(f"queue {name} is empty")
         self.commit()

@@ -103,26 +103,10 @@ class Line(HeadTaker):
         changes.undo.append(taken)
         return taken
 
-    def open_read(self, timeout: float | None = None) -> tuple[int, bytes] | None:
-        """Open a read of the head: keep it for its reader until it is confirmed or given back.
-
-        Args:
-            timeout: seconds after which it is given back; None for the queue's setting.
-
-        Returns:
-            The read's xid and the item; None if the queue is empty.
-
-        Raises:
-            QueueUnavailable: as `remove`.
-        """
-        self._state.counts.transactions += 1
-        read = self._open_head(timeout)
-        return None if read is None else (read.xid, read.record)
-
     def open_next(
         self, most: int, most_bytes: int, mode: ReadMode = ReadMode.OPEN
     ) -> list[tuple[int, bytes]]:
-        """Open reads of several items as one change; faster than `open_read` for each.
+        """Open reads of several items as one change; faster than `take_as` for each.
 
         Args:
             most: the most items.
@@ -130,7 +114,7 @@ class Line(HeadTaker):
             mode: OPEN or HOLD.
 
         Returns:
-            The reads' xids and the items. If it is empty, call `open_read`.
+            The reads' xids and the items. If it is empty, call `take_as`.
         """
         reads, _ = self.open_from_memory(most, most_bytes)
         if mode is ReadMode.OPEN:
@@ -158,21 +142,15 @@ class Line(HeadTaker):
             case ReadMode.PEEK:
                 return self._peek(), 0
             case ReadMode.OPEN | ReadMode.HOLD:  # pragma: no branch: there is no other mode
-                read = self._open_head(None)
-                if read is None:
+                taken = self.take()
+                if taken is None:
                     return None, 0
+                reads = self._core.reads
+                read = reads.open_item(taken)
                 read.is_plain = mode is ReadMode.HOLD
+                if self.timeout is not None:
+                    reads.set_timeout(read, self.timeout)
                 return read.item, read.xid
-
-    def _open_head(self, timeout: float | None) -> OpenRead | None:
-        taken = self.take()
-        if taken is None:
-            return None
-        read = self._core.reads.open_item(taken)
-        timeout = self.timeout if timeout is None else timeout
-        if timeout is not None:
-            self._core.reads.set_timeout(read, timeout)
-        return read
 
     def peek(self) -> bytes | None:
         """Return the record of the head without taking it; None if the queue is empty."""

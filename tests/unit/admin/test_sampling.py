@@ -12,6 +12,7 @@ from kestrelmq.config import QueueConfig, ServerConfig
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
+from tests.support.open_reads import open_read
 from tests.support.turning import Turning
 
 NAMES = ("a", "b", "b+child", "c", "d")
@@ -62,7 +63,7 @@ class Working:
 
     def open_read(self, name: str) -> None:
         """Open a read."""
-        opened = self.collection.obtain(name).line.open_read()
+        opened = open_read(self.collection.obtain(name))
         if opened is not None:
             self.open.append((name, opened[0]))
 

@@ -17,6 +17,7 @@ from kestrelmq.scheduling.durability import GroupCommit
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -435,7 +436,7 @@ def test_a_dead_item_that_is_moved_does_not_change_the_head(tmp_path: Path) -> N
     found: list[object] = []
 
     def read_the_other(_record: Item | None, _xid: int) -> None:
-        found.append(spool.queue().line.open_read())
+        found.append(open_read(spool.queue()))
 
     spool.queue(DEAD).waiters.add(Waiter(ReadMode.PEEK, read_the_other, lambda _error: None))
     spool.collection.sweep()
@@ -471,7 +472,7 @@ def test_a_queue_by_itself_keeps_its_dead_items(caplog: pytest.LogCaptureFixture
     config = QueueConfig(max_deliveries=1, dead_letter_queue=DEAD)
     queue = Queue("jobs", config, FakeClock(), GroupCommit())
     queue.add(b"bad")
-    opened = queue.line.open_read()
+    opened = open_read(queue)
     assert opened is not None
     assert queue.returns.give_back([opened[0]])
     assert [item_data(record) for record in queue.backlog.browse(9)] == [b"bad"]

@@ -16,6 +16,7 @@ from kestrelmq.queue.queue import Queue
 from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -59,7 +60,7 @@ class Spool(LocalQueues):
 def given_back(queue: Queue, count: int) -> None:
     """Read so many items, and give them back."""
     for _ in range(count):
-        opened = queue.line.open_read()
+        opened = open_read(queue)
         assert opened is not None
         queue.returns.give_back([opened[0]])
 
@@ -269,9 +270,9 @@ def test_the_memory_of_a_deleted_queue_is_freed_by_the_worker(tmp_path: Path) ->
     spool = Spool(tmp_path)
     spool.add(*(b"%d" % number for number in range(MANY)))
     queue = spool.queue()
-    first = queue.line.open_read(60)
+    first = open_read(queue, 60)
     for _ in range(MANY - 1):
-        queue.line.open_read(60)
+        open_read(queue, 60)
     spool.commit()
     assert first is not None
     assert item_data(queue.reads.open[first[0]].item) == b"0"

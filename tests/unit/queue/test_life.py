@@ -84,6 +84,7 @@ from tests.support.held_worker import HeldWorker
 from tests.support.journal_bytes import NUMBERED_SINCE as NOW
 from tests.support.journal_bytes import journal
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -93,7 +94,7 @@ OTHER_TERMS: Final = ReserveTerms(50_000, tag="step:1:0")
 
 def held(queue: Queue) -> None:
     """Open a read."""
-    queue.line.open_read()
+    open_read(queue)
 
 
 def reserved(queue: Queue) -> None:
@@ -103,7 +104,7 @@ def reserved(queue: Queue) -> None:
 
 def retrying(queue: Queue) -> None:
     """Open a read, and give it back with a delay."""
-    queue.line.open_read()
+    open_read(queue)
     queue.returns.give_back(list(queue.reads.open), delay=60)
 
 
@@ -114,7 +115,7 @@ def aside(queue: Queue) -> None:
 
 def leaving(queue: Queue) -> None:
     """Set an item aside that was delivered, and begin to write it for another queue."""
-    queue.line.open_read()
+    open_read(queue)
     queue.reads.take_over(*queue.reads.open.values(), counted=True).state = LEAVING
 
 

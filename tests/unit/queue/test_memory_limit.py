@@ -7,6 +7,7 @@ import pytest
 from kestrelmq.upkeep import upkeep
 from tests.support.held_worker import HeldWorker, LateWorker
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -42,7 +43,7 @@ def test_memory_holds_less_at_once(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.grow(50)
     assert spool.shrink(10) == list(range(10))
-    opened = spool.queue().line.open_read()
+    opened = open_read(spool.queue())
     assert opened is not None
     spool.commit()
     spool.lower(200)
@@ -78,7 +79,7 @@ def test_the_queue_goes_on_meanwhile(
     worker = HeldWorker()
     spool = Spool(tmp_path, worker)
     spool.grow(20)
-    reads = [spool.queue().line.open_read() for _ in range(2)]
+    reads = [open_read(spool.queue()) for _ in range(2)]
     spool.commit()
     spool.lower(50)
     assert spool.queue().backlog.memory_bytes == 180

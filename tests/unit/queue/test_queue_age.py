@@ -12,6 +12,7 @@ from kestrelmq.queue.paused import Paused
 from kestrelmq.queues.collection import QueueCollection
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -31,7 +32,7 @@ def test_age_is_of_the_last_item_that_was_read(tmp_path: Path, read: str) -> Non
     if read == "remove":
         queue.line.remove()
     else:
-        opened = queue.line.open_read()
+        opened = open_read(queue)
         assert opened is not None
         if read == "confirm another":
             assert not collection.commits.commit()
@@ -59,7 +60,7 @@ def test_age_is_that_of_a_fetch_only(tmp_path: Path) -> None:
     assert not collection.commits.commit()
     assert (queue.counts.expired_items, queue.adding.discarded, queue.age) == (1, 2, 0)
     clock.advance(2)
-    opened = queue.line.open_read()
+    opened = open_read(queue)
     assert opened is not None
     queue.returns.give_back([opened[0]])
     queue.add(b"z")
@@ -142,7 +143,7 @@ def test_a_peek_shows_the_oldest_of_many_overdue_reads(tmp_path: Path) -> None:
     spool.add(b"oldest", expiry=clock.now() + 2000)
     spool.add(*(b"%d" % number for number in range(600)))
     for _ in range(600):
-        assert queue.line.open_read(0.5)
+        assert open_read(queue, 0.5)
     spool.commit()
     clock.advance(1)
     assert queue.returns.give_back_overdue() == 500

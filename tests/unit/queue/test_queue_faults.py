@@ -13,6 +13,7 @@ from kestrelmq.scheduling.worker import run_to_end
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues, items_on_disk
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -125,7 +126,7 @@ def test_a_read_that_could_not_be_opened_never_was(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path)
     fixture.add(b"x", b"y")
     fixture.disk.break_steps("append")
-    opened = fixture.queue().line.open_read()
+    opened = open_read(fixture.queue())
     assert opened is not None
     assert fixture.collection.commits.commit()
     fixture.disk.mend()

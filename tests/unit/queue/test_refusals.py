@@ -12,6 +12,7 @@ from kestrelmq.queues.disk_space import DiskSpace
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 REASONS = ("too_large", "full_items", "full_bytes", "memory", "forbidden", "failed")
 
@@ -117,7 +118,7 @@ def test_a_short_disk_takes_no_items(tmp_path: Path, name: str) -> None:
     collection.disk_space.total, least = 1 << 30, collection.config.min_free_disk
     collection.disk_space.free = least - 1
     collection.look_at_disk()
-    read = queue.line.open_read()
+    read = open_read(queue)
     assert read is not None
     for add in (queue.add, lambda data: queue.add(data, due=spool.clock.now() + 1000)):
         with pytest.raises(QueueUnavailable, match="less room than min_free_disk"):

@@ -31,7 +31,7 @@ from kestrelmq.queue.reserving import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.queue.waiters import ReadMode, Waiter
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
-from tests.support.open_reads import uncounted
+from tests.support.open_reads import open_read, uncounted
 
 pytestmark = pytest.mark.compiled
 
@@ -971,7 +971,7 @@ def test_a_reserve_that_is_written_in_part(broken: tuple[Spool, CrashingDirector
     spool, disk = broken
     spool.add(b"a", b"b")
     queue = spool.queue()
-    first = queue.line.open_read()
+    first = open_read(queue)
     assert first is not None
     queue.core.write_now()
     reservation = Reservation(1, TERMS, (first[0],), 100, 1)
@@ -1177,7 +1177,7 @@ def test_the_deadline_of_a_read_that_was_not_written(tmp_path: Path, most: int) 
     spool.add(b"a", b"b")
     queue = spool.queue()
     if most == 1:
-        queue.line.open_read()
+        open_read(queue)
     else:
         assert len(queue.line.open_next(most, 100)) == most
     failing(spool, disk)

@@ -15,6 +15,7 @@ from kestrelmq.scheduling.worker import LARGE_ITEM
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -150,7 +151,7 @@ def test_a_flush_waits(spool: Spool) -> None:
 def test_a_read_whose_time_is_up_is_given_back_afterwards(spool: Spool) -> None:
     """Nothing can be written before."""
     spool.add(b"first")
-    spool.queue().line.open_read(timeout=1)
+    open_read(spool.queue(), 1)
     spool.commit()
     spool.add(LARGE)
     spool.advance(2)

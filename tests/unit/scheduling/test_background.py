@@ -17,6 +17,7 @@ from kestrelmq.server.loop.background import kept_running
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -103,7 +104,7 @@ def test_reads_that_are_overdue_together_come_back_oldest_first(tmp_path: Path) 
     for number in range(3):
         queue.add(b"%d" % number)
     for seconds in (3, 2, 1):
-        assert queue.line.open_read(seconds) is not None
+        assert open_read(queue, seconds) is not None
     readers = [Reader(queue) for _ in range(3)]
     disk.clock.advance(4)
     disk.collection.check_deadlines()
@@ -224,7 +225,7 @@ def test_the_deadlines_of_ended_reads_are_forgotten(tmp_path: Path) -> None:
     kept = disk.opened("jobs", 100)
     for _ in range(5000):
         queue.add(b"x")
-        read = queue.line.open_read()
+        read = open_read(queue)
         assert read is not None
         queue.reads.confirm(read[0])
         queue.reads.extend(kept[0], 60)
@@ -297,10 +298,10 @@ def test_reads_that_are_over_take_no_memory_until_their_time_is_up(tmp_path: Pat
     disk = Disk(tmp_path)
     queue = disk.queue()
     disk.add(b"open")
-    assert queue.line.open_read(3600) is not None
+    assert open_read(queue, 3600) is not None
     for _ in range(1000):
         queue.add(b"x")
-        opened = queue.line.open_read(7200)
+        opened = open_read(queue, 7200)
         assert opened is not None
         queue.reads.confirm(opened[0])
         disk.commit()

@@ -14,6 +14,7 @@ from kestrelmq.scheduling.durability import sync_now
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -32,7 +33,7 @@ def test_nothing_is_timed(tmp_path: Path) -> None:
     """Queues without timeouts and periodic syncs need nobody to keep the time."""
     collection, calls = opened(tmp_path, FakeClock())
     collection.add("work", b"a")
-    collection.obtain("work").line.open_read()
+    open_read(collection.obtain("work"))
     collection.commits.commit()
     assert calls == []
     assert not collection.commits.needs_timer
@@ -46,8 +47,8 @@ def test_open_read_is_timed(tmp_path: Path) -> None:
     for data in (b"a", b"b"):
         collection.add("work", data)
     queue = collection.obtain("work")
-    queue.line.open_read()
-    queue.line.open_read()
+    open_read(queue)
+    open_read(queue)
     assert calls == ["timed"]
     before = collection.commits.needs_timer
     clock.advance(5)
@@ -97,7 +98,7 @@ def refusals(queue: Queue) -> list[bool]:
     for operation in (
         lambda: queue.add(b"refused"),
         queue.line.remove,
-        queue.line.open_read,
+        lambda: open_read(queue),
         lambda: queue.add(item(1 << 42, 0, b"refused"), due=1 << 42),
     ):
         try:
@@ -118,7 +119,7 @@ def test_nothing_is_added_or_taken_after_a_failed_sync(tmp_path: Path) -> None:
     served: list[Item | None] = []
     for data in (b"a", b"b"):
         queue.add(data)
-    opened = queue.line.open_read()
+    opened = open_read(queue)
     assert opened is not None
     queues.commit()
     disk.break_steps("sync")
@@ -152,7 +153,7 @@ def test_waiting_readers_are_served_once_the_journal_is_well(tmp_path: Path) -> 
     queue = queues.collection.obtain("work")
     served: list[Item | None] = []
     queue.add(b"a")
-    opened = queue.line.open_read()
+    opened = open_read(queue)
     assert opened is not None
     queue.waiters.add(
         Waiter(ReadMode.REMOVE, lambda record, _xid: served.append(record), _unexpected)

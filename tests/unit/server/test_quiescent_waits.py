@@ -9,6 +9,7 @@ from kestrelmq.config import ServerConfig
 from kestrelmq.protocol.reserving import Reserve
 from kestrelmq.server.requests.reserving import AwaitedRequest
 from kestrelmq.server.status import Status
+from tests.support.open_reads import open_read
 from tests.support.turning import Turning
 from tests.unit.server.test_closed_connections import thrift_get
 from tests.unit.server.test_half_closed import NO_ITEMS
@@ -39,7 +40,7 @@ def test_a_wait_ends_and_takes_nothing(tmp_path: Path, kind: str) -> None:
         work, held = turning.collection.obtain("work"), turning.collection.obtain("held")
         work.add(b"x")
         held.add(b"y")
-        opened = work.line.open_read()
+        opened = open_read(work)
         assert opened is not None
         client = turning.connect(protocol)
         await turning.send(client, request)

@@ -29,6 +29,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.held_worker import HeldWorker
 from tests.support.journal_bytes import decode
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -111,8 +112,8 @@ def test_a_new_file_begins_with_the_open_reads(
     queue = collection.obtain("jobs")
     queue.add(b"first")
     queue.add(b"second")
-    assert queue.line.open_read() is not None
-    assert queue.line.open_read() is not None
+    assert open_read(queue) is not None
+    assert open_read(queue) is not None
     churn(collection, queue, 100)
     (rotated,) = [name for name in DiskDirectory(tmp_path).names() if name.startswith("jobs.")]
     collection.close()
@@ -162,7 +163,7 @@ def test_ten_thousand_open_reads_cause_no_storm_of_rewrites(tmp_path: Path, size
 def open_one(queue: Queue, size: int) -> int:
     """Add an item and open a read of it; return the xid."""
     queue.add(b"x" * size)
-    opened = queue.line.open_read()
+    opened = open_read(queue)
     assert opened is not None
     return opened[0]
 
@@ -345,14 +346,14 @@ def test_a_read_that_was_open_in_a_rewrite_does_not_come_back(tmp_path: Path) ->
         queue = collection.obtain("jobs")
         for data in (b"a", b"b"):
             queue.add(data)
-        opened = queue.line.open_read()
+        opened = open_read(queue)
         commit(collection)
         assert queue._upkeep is not None
         queue._upkeep._rewrite()
         assert opened is not None
         queue.returns.give_back([opened[0]])
         commit(collection)
-        again = queue.line.open_read()
+        again = open_read(queue)
         assert again is not None
         assert queue.reads.confirm(again[0])
         commit(collection)

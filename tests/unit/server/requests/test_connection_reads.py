@@ -10,6 +10,7 @@ from kestrelmq.journal.open_read import OpenRead
 from kestrelmq.queue.queue import Queue
 from kestrelmq.server.requests.reads import ConnectionOpenReads
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -28,7 +29,7 @@ def opened(queues: LocalQueues, count: int) -> tuple[Queue, ConnectionOpenReads]
     for number in range(count):
         assert queue.add(b"%d" % number)
     for _ in range(count):
-        found = queue.line.open_read()
+        found = open_read(queue)
         assert found is not None
         reads.add(queue, queue.reads.open[found[0]])
     queues.commit()

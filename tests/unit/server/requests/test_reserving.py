@@ -13,6 +13,7 @@ from kestrelmq.queue.reserving import RESERVED_MEMORY
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.held_worker import HeldWorker
 from tests.support.local_queues import LocalQueues
+from tests.support.open_reads import open_read
 from tests.support.turning import Turning
 
 pytestmark = pytest.mark.compiled
@@ -74,7 +75,7 @@ def test_a_batch_of_different_items(tmp_path: Path) -> None:
         await ask(turning, client, b"finish %b tag=a:1:x\r\n" % name, b"FINISHED 997\r\n")
         for data in items:
             queue.add(data, 10**13 if data == b"b" else 0)
-        opened = queue.line.open_read()
+        opened = open_read(queue)
         assert opened is not None
         assert queue.returns.give_back([opened[0]])
         reserve = b"reserve %b 1000 lease=9999\r\n" % name

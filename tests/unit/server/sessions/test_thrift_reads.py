@@ -10,6 +10,7 @@ from kestrelmq.scheduling.durability import GroupCommit
 from kestrelmq.server.sessions.thrift_reads import ThriftOpenReads
 from tests.support.fake_clock import FakeClock
 from tests.support.local_queues import LocalQueues, queue_settings
+from tests.support.open_reads import open_read
 
 pytestmark = pytest.mark.compiled
 
@@ -30,7 +31,7 @@ def a_queue() -> Queue:
 
 def opened(queue: Queue) -> int:
     """Open a read and return its xid."""
-    read = queue.line.open_read()
+    read = open_read(queue)
     assert read is not None
     return read[0]
 
