@@ -75,7 +75,7 @@ class LargeRecord:
         self.data = data
 
     def is_at(self, position: int, visit: object) -> bool:
-        """Whether it is the next of a reader that is at this place."""
+        """Whether it is the next of a reader that is at this position."""
         return self._position == position and self._visit is visit
 
 
@@ -115,7 +115,7 @@ class JournalReader:
         self.position = position
         self.item_bytes = self.large = 0
         self.note: Note | None = None
-        # Another object whenever the reader moves to another place.
+        # Another object whenever the reader moves to another position.
         self._visit = object()
         self._notes = NoteReader()
         self._descriptor: int | None = None

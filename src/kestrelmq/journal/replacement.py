@@ -198,8 +198,8 @@ class LiveContents:
     """Which of the contents at the end of the files are still live after later records.
 
     Attributes:
-        first: the place in the queue of the first waiting item that is live, or the queue's length.
-        is_live: whether a waiting item is live, by its place in the queue.
+        first: the index in the queue of the first waiting item that is live, or the queue's length.
+        is_live: whether a waiting item is live, by its index in the queue.
         is_read_live: whether the item of an open read is live, by its xid.
     """
 
@@ -349,16 +349,16 @@ class FilesSource:
         )
 
     def _items(self, state: Replay) -> Iterator[Sequence[Item]]:
-        place = 0
+        index = 0
         if self._live is not None:
-            place = self._skip(state, min(self._live.first, state.items))
-            for at in range(0, place, _DEAD_RUN):
-                yield [EMPTY_ADD] * min(_DEAD_RUN, place - at)
+            index = self._skip(state, min(self._live.first, state.items))
+            for at in range(0, index, _DEAD_RUN):
+                yield [EMPTY_ADD] * min(_DEAD_RUN, index - at)
         while items := self._next_items(state):
             if self._live is not None:
                 is_live = self._live.is_live
-                items = [one if is_live(at) else EMPTY_ADD for at, one in enumerate(items, place)]
-            place += len(items)
+                items = [one if is_live(at) else EMPTY_ADD for at, one in enumerate(items, index)]
+            index += len(items)
             yield items
 
     def _skip(self, state: Replay, count: int) -> int:

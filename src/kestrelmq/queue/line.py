@@ -216,10 +216,10 @@ class Line(HeadTaker):
         first = first_xid(free) if type(free) is range else 0
         opened: list[OpenRead] = []
         size, most_size = 0, min(most_bytes - 1, backlog.memory_bytes - backlog.refill_below)
-        for place in range(len(free)):
+        for index in range(len(free)):
             if size > most_size:
                 break
-            xid = first + place if first else free[place]
+            xid = first + index if first else free[index]
             one = backlog.front.pop() if backlog.front else backlog.memory.popleft()
             if kept_xid(one) is not None:
                 backlog.front.append(one)

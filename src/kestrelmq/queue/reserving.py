@@ -258,7 +258,7 @@ class ReservedItems:
 def _xids_of(reads: Sequence[OpenRead]) -> Sequence[int]:
     """Return the xids of reads; a range if they are consecutive."""
     first, count = reads[0].xid, len(reads)
-    for place in range(count):
-        if reads[place].xid != first + place:
+    for index in range(count):
+        if reads[index].xid != first + index:
             return tuple([read.xid for read in reads])
     return range(first, first + count)
