@@ -189,12 +189,6 @@ class Call:
         finally:
             task.cancel()
 
-    def allow_changes(self) -> None:
-        """Check that the server's status allows changes. Raises ApiError: it does not."""
-        refusal = self.admin.context.write_refusal()
-        if refusal is not None:
-            raise ApiError(503, "refused_by_status", refusal)
-
     @property
     def user(self) -> User | None:
         """Who sends the request; None where there are no users."""

@@ -108,7 +108,7 @@ def _peeked(position: int, one: Item, max_bytes: int) -> PeekedItem:
 async def put_item(call: Call, body: NewItem) -> Stored:
     """Add an item to a queue, which is created if necessary, or to the queues of an alias."""
     name = call.name
-    call.allow_changes()
+    call.admin.context.check_writable()
     # Decoding what is long takes long.
     data = _data(body) if len(body.data or "") < _LONG else await in_thread(_data, body)
     context = call.admin.context

@@ -150,7 +150,7 @@ async def create_queue(call: Call, body: NewQueue) -> web.Response:
     declared for it before. They are kept over a restart, until the queue is deleted. A table for
     the queue in the configuration file wins over them.
     """
-    call.allow_changes()
+    call.admin.context.check_writable()
     name = body.name
     call.check(Declare(name))
     if body.declared is not None:
@@ -304,14 +304,14 @@ async def _set_paused(call: Call, body: Operations, *, resume: bool) -> PausedAn
 @operation("POST", f"{ONE}/flush", "queues", Right.ADMIN, failures=(404, 503))
 async def flush_queue(call: Call) -> Flushed:
     """Drop every waiting item of a queue; open reads stay open."""
-    call.allow_changes()
+    call.admin.context.check_writable()
     return Flushed(flushed=await changes.flush(call.admin.context, call.queue().name))
 
 
 @operation("DELETE", ONE, "queues", Right.ADMIN, failures=(404, 503))
 async def delete_queue(call: Call) -> None:
     """Delete a queue with its items and its journal."""
-    call.allow_changes()
+    call.admin.context.check_writable()
     name = call.queue().name
     if not await changes.delete(call.admin.context, name):
         raise ApiError(404, "queue_not_found", f"there is no queue {name}")

@@ -134,7 +134,7 @@ async def import_items(call: Call) -> Imported:
     added before a line that is wrong, or an item that is refused, stays; the message says how many.
     """
     name = call.name
-    call.allow_changes()
+    call.admin.context.check_writable()
     target = _Target(call, name)
     with call.admin.transfers.one():
         async with aclosing(call.lines()) as batches:
@@ -206,13 +206,10 @@ class _Target:
         count = 0
         for row in rows:
             try:
-                self._call.allow_changes()
+                context.check_writable()
                 stored = await put(context, self._name, row.data, row.expiry, due=row.due)
             except (JournalError, QueueUnavailable) as error:
                 refusal = translated(error)
-                break
-            except ApiError as error:
-                refusal = error
                 break
             touched |= dict.fromkeys(collection.destinations(self._name))
             if not stored:

@@ -124,25 +124,17 @@ class ServerContext:
         """How long operations take."""
         return self.turns.latencies
 
-    def write_refusal(self) -> str | None:
-        """Return why nothing may be added at present; None when it may."""
-        if not self.status.writes_allowed:
-            return self.status.reason_for_refusal(write=True)
-        return self._over_connection_limit(self.config.connection_limit_refuse_writes)
-
     def check_writable(self) -> None:
         """Raise Forbidden if nothing may be added or changed at present."""
-        refusal = self.write_refusal()
-        if refusal is not None:
-            raise Forbidden(refusal)
+        if not self.status.writes_allowed:
+            raise Forbidden(self.status.reason_for_refusal(write=True))
+        self._check_connections(self.config.connection_limit_refuse_writes)
 
     def check_readable(self) -> None:
         """Raise Forbidden if nothing may be read at present."""
         if not self.status.reads_allowed:
             raise Forbidden(self.status.reason_for_refusal(write=False))
-        refusal = self._over_connection_limit(self.config.connection_limit_refuse_reads)
-        if refusal is not None:
-            raise Forbidden(refusal)
+        self._check_connections(self.config.connection_limit_refuse_reads)
 
     def has_time_for(self, name: str) -> bool:
         """Whether this turn has time to obtain the queue `name`, which may have to be created.
@@ -334,10 +326,10 @@ class ServerContext:
         self.actions.log_forbidden(user, what)
         return ClientForbidden(f"user {user.name} may not {what}")
 
-    def _over_connection_limit(self, limit: int | None) -> str | None:
-        if limit is not None and self.counters.curr_connections > limit:
-            return f"too many connections ({self.counters.curr_connections}, the limit is {limit})"
-        return None
+    def _check_connections(self, limit: int | None) -> None:
+        count = self.counters.curr_connections
+        if limit is not None and count > limit:
+            raise Forbidden(f"too many connections ({count}, the limit is {limit})")
 
     @property
     def has_connection_limit(self) -> bool:
