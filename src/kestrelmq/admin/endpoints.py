@@ -14,7 +14,6 @@ from kestrelmq.names import MAX_NAME_BYTES
 from kestrelmq.protocol.rights import Right
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.loop.threads import in_thread
-from kestrelmq.server.requests import changes
 from kestrelmq.server.status import Status
 
 _PLAIN = "text/plain; charset=utf-8"
@@ -122,8 +121,8 @@ class Endpoints:
         return web.Response(body=document, content_type="application/json")
 
     async def _reload(self, _request: web.Request) -> web.Response:
-        left = await changes.reload(self._context)
-        return web.Response(text="".join(f"{one}\n" for one in ("ok", *left)))
+        left = await self._context.reload()
+        return web.Response(text="".join(f"{one}\\n" for one in ("ok", *left)))
 
     async def _quiesce(self, _request: web.Request) -> web.Response:
         self._context.status.set(Status.QUIESCENT)

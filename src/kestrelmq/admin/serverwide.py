@@ -10,7 +10,6 @@ from kestrelmq.protocol.rights import Right
 from kestrelmq.queues.stats import damaged_queues
 from kestrelmq.server.context import ServerContext
 from kestrelmq.server.long_reply import in_slices
-from kestrelmq.server.requests import changes
 from kestrelmq.server.status import ServerStatus, Status
 from kestrelmq.version import BUILD, VERSION
 
@@ -86,4 +85,4 @@ def config_in_force(context: ServerContext) -> dict[str, Any]:
 @operation("POST", "/reload", "server", Right.ADMIN, failures=(422,), action="reload")
 async def reload(call: Call) -> Reloaded:
     """Reload the configuration file and put the settings of queues and aliases in force."""
-    return Reloaded(needs_restart=await changes.reload(call.admin.context))
+    return Reloaded(needs_restart=await call.admin.context.reload())

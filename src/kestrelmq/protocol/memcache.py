@@ -667,7 +667,9 @@ class Parser:
             kind, _, encoded = rest.pop().partition(b"=")
             search = unquote_to_bytes(encoded)
             if not 0 < len(search) <= MAX_SEARCH:
-                reason = f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
+                reason = (
+                    f"browse takes text= or pattern=, of 1 to {MAX_SEARCH} bytes, percent-encoded"
+                )
                 raise ClientFault(reason, closes=False)
         if rest and rest[0].startswith(b"from="):
             place, rest[0] = _text({b"from": rest[0].removeprefix(b"from=")}, b"from"), b"0"

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from kestrelmq.access.users import NOBODY, User, Users
 from kestrelmq.clock import TurnClock
 from kestrelmq.config import ServerConfig, apply_overrides, changed_globals, load_config
-from kestrelmq.errors import KestrelError
+from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol.memcache import Parser
 from kestrelmq.queues.collection import QueueCollection
@@ -495,7 +495,10 @@ class Server:
         if self._config_file is None:
             return []
         async with self._reloading:
-            loaded = await in_thread(load_config, self._config_file)
+            try:
+                loaded = await in_thread(load_config, self._config_file)
+            except OSError as error:
+                raise ConfigError(str(error)) from None
             config = apply_overrides(loaded, self._overrides)
             check_reachable(config)
             users = await in_thread(self._users.load, config)

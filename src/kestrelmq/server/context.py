@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -94,7 +94,7 @@ class ServerContext:
     turns: TurnLoop
     writer: Worker
     loop: asyncio.AbstractEventLoop
-    reload: Callable[[], Awaitable[list[str]]]
+    reload: Callable[[], Coroutine[None, None, list[str]]]
     shutdown: Callable[[], None]
     connections: dict[int, Connection] = field(default_factory=dict)
     certificates: Certificates = field(default_factory=Certificates)

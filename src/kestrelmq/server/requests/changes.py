@@ -1,4 +1,4 @@
-"""Changes to whole queues: flush, drop expired items, delete, pause; and reloading the settings.
+"""Changes to whole queues: flush, drop expired items, delete, pause, declare.
 
 Every protocol and the admin API use these functions. None of them blocks the loop: work on many
 queues is done in slices, in each turn's time for slow requests, and work that waits for the disk is
@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from kestrelmq.errors import ConfigError, JournalError, KestrelError
+from kestrelmq.errors import JournalError, KestrelError
 from kestrelmq.queue.paused import Paused
 from kestrelmq.queue.queue import Queue
 from kestrelmq.queues.registry import declaration
@@ -161,18 +161,6 @@ async def _ended(begin: Callable[[Done], None]) -> None:
 
     begin(tell)
     await ended
-
-
-async def reload(context: ServerContext) -> list[str]:
-    """Read the configuration file again and apply it; return the settings that need a restart.
-
-    Raises:
-        ConfigError: it cannot be read or used.
-    """
-    try:
-        return await context.reload()
-    except OSError as error:
-        raise ConfigError(str(error)) from None
 
 
 def answer_later(

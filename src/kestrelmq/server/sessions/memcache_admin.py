@@ -84,9 +84,7 @@ def serve_admin(context: ServerContext, connection: Connection, request: Request
 def _serve_server(context: ServerContext, connection: Connection, request: Request) -> bytes:
     match request:
         case Reload():
-            _answer_later(
-                connection, changes.reload(context), lambda left: (memcache.reloaded(left),)
-            )
+            _answer_later(connection, context.reload(), lambda left: (memcache.reloaded(left),))
             return b""
         case GetStatus():
             return memcache.line(context.status.status.value)

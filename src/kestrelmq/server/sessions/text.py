@@ -135,7 +135,7 @@ class TextSession(LineSession):
             case GetStatus():
                 connection.push(text.value_reply(context.status.status.value.encode()))
             case Reload():
-                self._answer_later(changes.reload(context))
+                self._answer_later(context.reload())
             case Shutdown():
                 connection.closing = True
                 context.shutdown()
