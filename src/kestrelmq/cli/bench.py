@@ -18,8 +18,7 @@ from rich.progress import (
 from kestrelmq.cli.servers import Access
 from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.terminal import progress_bar
-from kestrelmq.cli.values import duration, wrong
-from kestrelmq.cli.values import size as any_size
+from kestrelmq.cli.values import wrong
 from kestrelmq.client.address import parse_address
 from kestrelmq.errors import InvalidRequest
 from kestrelmq.loadtests import flood as flood_test
@@ -29,7 +28,6 @@ from kestrelmq.loadtests import packing as packing_test
 from kestrelmq.loadtests import put_many as put_many_test
 from kestrelmq.loadtests.common import Outcome, Target, connector
 from kestrelmq.loadtests.connections import WireProtocol
-from kestrelmq.loadtests.items import MIN_ITEM_BYTES
 from kestrelmq.loadtests.workers import Show
 from kestrelmq.names import queue_name_error
 
@@ -37,13 +35,6 @@ app = typer.Typer(
     help="Put load on a server, and verify that every item arrives: none lost, none twice.",
     no_args_is_help=True,
 )
-
-
-def _item_size(text: int | str) -> int:
-    size = any_size(text)
-    if size < MIN_ITEM_BYTES:
-        raise typer.BadParameter(f"an item has at least {MIN_ITEM_BYTES} bytes")
-    return size
 
 
 _WHERE = "Which server"
@@ -93,122 +84,33 @@ class TargetFlags(Access):
         return Target(connect, self.queue, secrets.token_hex(4), _show_progress, self.flush)
 
 
-ClientsFlag = Annotated[int, typer.Option("--clients", "-c", min=1, help="How many clients.")]
-ItemsFlag = Annotated[int, typer.Option("--items", "-n", min=1, help="How many items in all.")]
-SizeFlag = Annotated[
-    int,
-    typer.Option(
-        "--bytes",
-        "-b",
-        parser=_item_size,
-        metavar="SIZE",
-        show_default="1KB",
-        help="Bytes of an item, such as 512 or 1KB.",
-    ),
-]
-RollupFlag = Annotated[
-    int, typer.Option("--rollup", "-r", min=1, help="Items put in each round trip.")
-]
-_SIZE = 1024
-
-
 @app.command("put-many")
-def put_many(  # one parameter a flag
-    *,
-    clients: ClientsFlag = 100,
-    items: ItemsFlag = 10_000,
-    size: SizeFlag = _SIZE,
-    rollup: RollupFlag = 1,
-    fanouts: Annotated[
-        int,
-        typer.Option("--fanouts", "-f", min=0, help="Fanout queues that each receive every item."),
-    ] = 0,
-    where: TargetFlags,
-) -> None:
+def put_many(*, options: put_many_test.Options, where: TargetFlags) -> None:
     """Have many clients put items into one queue at the same time, and read the items back."""
-    options = put_many_test.Options(clients, items, size, rollup, fanouts)
     _end(put_many_test.run(where.target(), options), where)
 
 
 @app.command("many-clients")
-def many_clients(
-    *,
-    clients: ClientsFlag = 100,
-    items: ItemsFlag = 10_000,
-    size: SizeFlag = _SIZE,
-    pause: Annotated[
-        float,
-        typer.Option(
-            parser=duration,
-            metavar="TIME",
-            show_default="0",
-            help="Time between two puts, such as 10ms.",
-        ),
-    ] = 0.0,
-    where: TargetFlags,
-) -> None:
+def many_clients(*, options: many_clients_test.Options, where: TargetFlags) -> None:
     """Have many clients wait for items that one client puts."""
-    options = many_clients_test.Options(clients, items, size, pause)
     _end(many_clients_test.run(where.target(), options), where)
 
 
 @app.command("flood")
-def flood(  # one parameter a flag
-    *,
-    clients: Annotated[
-        int,
-        typer.Option("--clients", "-c", min=1, help="How many producers, and how many consumers."),
-    ] = 1,
-    items: ItemsFlag = 10_000,
-    size: SizeFlag = _SIZE,
-    rollup: RollupFlag = 1,
-    blocking: Annotated[
-        bool, typer.Option("--blocking", help="Wait for items instead of polling.")
-    ] = False,
-    preload: Annotated[
-        bool, typer.Option("--preload", "-P", help="Put everything before reading anything.")
-    ] = False,
-    where: TargetFlags,
-) -> None:
+def flood(*, options: flood_test.Options, where: TargetFlags) -> None:
     """Have producers and consumers move items through one queue as fast as they can."""
-    options = flood_test.Options(clients, items, size, rollup, blocking=blocking, preload=preload)
     _end(flood_test.run(where.target(), options), where)
 
 
 @app.command("packing")
-def packing(  # one parameter a flag
-    *,
-    cycles: Annotated[
-        int, typer.Option("--cycles", "-c", min=1, help="How often to fill and drain the queue.")
-    ] = 100,
-    items: Annotated[
-        int, typer.Option("--items", "-n", min=1, help="How many items in each cycle.")
-    ] = 25_000,
-    size: SizeFlag = _SIZE,
-    rollup: RollupFlag = 100,
-    backlog: Annotated[
-        int, typer.Option(min=0, help="Items put first; every cycle leaves as many in the queue.")
-    ] = 0,
-    where: TargetFlags,
-) -> None:
+def packing(*, options: packing_test.Options, where: TargetFlags) -> None:
     """Fill and drain a queue again and again, and show the speed at each backlog."""
-    options = packing_test.Options(cycles, items, size, rollup, backlog)
     _end(packing_test.run(where.target(), options), where)
 
 
 @app.command("leaky-reader")
-def leaky_reader(
-    *,
-    clients: Annotated[int, typer.Option("--clients", "-c", min=1, help="How many readers.")] = 1,
-    items: ItemsFlag = 10_000,
-    size: SizeFlag = _SIZE,
-    leak: Annotated[
-        int, typer.Option("--leak", "-l", min=2, help="Leave one in this many reads unconfirmed.")
-    ] = 100,
-    where: TargetFlags,
-) -> None:
+def leaky_reader(*, options: leaky_reader_test.Options, where: TargetFlags) -> None:
     """Have readers give back some of their open reads: every item must still arrive."""
-    options = leaky_reader_test.Options(clients, items, size, leak)
     _end(leaky_reader_test.run(where.target(), options), where)
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from kestrelmq.loadtests.common import (
     Outcome,
@@ -14,28 +17,27 @@ from kestrelmq.loadtests.common import (
     several,
 )
 from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.options import Items, Rollup, Size
 from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, WorkerPool, WorkerTally
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The sizes of a run.
+    """The sizes of a run."""
 
-    Attributes:
-        clients: how many producers there are, and how many consumers.
-        items: how many items are moved in all.
-        size: bytes of each item.
-        rollup: items in each round trip of a producer.
-        blocking: whether the consumers wait for items instead of polling.
-        preload: whether all items are put before the first is read.
-    """
-
-    clients: int = 1
-    items: int = 10_000
-    size: int = 1024
-    rollup: int = 1
-    blocking: bool = False
-    preload: bool = False
+    clients: Annotated[
+        int,
+        typer.Option("--clients", "-c", min=1, help="How many producers, and how many consumers."),
+    ] = 1
+    items: Items = 10_000
+    size: Size = 1024
+    rollup: Rollup = 1
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Wait for items instead of polling.")
+    ] = False
+    preload: Annotated[
+        bool, typer.Option("--preload", "-P", help="Put everything before reading anything.")
+    ] = False
 
 
 def run(target: Target, options: Options) -> Outcome:

@@ -6,6 +6,9 @@ items is not checked.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from kestrelmq.loadtests.common import (
     READ_BACK_ITEMS,
@@ -19,24 +22,20 @@ from kestrelmq.loadtests.common import (
 )
 from kestrelmq.loadtests.connections import LoadConnection
 from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.options import Items, Size
 from kestrelmq.loadtests.workers import WAIT_SECONDS, Job, WorkerPool, WorkerTally
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The sizes of a run.
+    """The sizes of a run."""
 
-    Attributes:
-        clients: how many readers there are.
-        items: how many items they must receive.
-        size: bytes of each item.
-        leak: a reader leaks one in this many reads; at least 2.
-    """
-
-    clients: int = 1
-    items: int = 10_000
-    size: int = 1024
-    leak: int = 100
+    clients: Annotated[int, typer.Option("--clients", "-c", min=1, help="How many readers.")] = 1
+    items: Items = 10_000
+    size: Size = 1024
+    leak: Annotated[
+        int, typer.Option("--leak", "-l", min=2, help="Leave one in this many reads unconfirmed.")
+    ] = 100
 
 
 def run(target: Target, options: Options) -> Outcome:

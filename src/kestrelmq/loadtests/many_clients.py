@@ -1,6 +1,9 @@
 """`many-clients`: many clients wait for items at the same time, and one client puts them."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from kestrelmq.loadtests.common import (
     Outcome,
@@ -13,23 +16,25 @@ from kestrelmq.loadtests.common import (
     several,
 )
 from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.options import Clients, Items, Size, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The sizes of a run.
+    """The sizes of a run."""
 
-    Attributes:
-        clients: how many clients wait for items.
-        items: how many items are put in all.
-        size: bytes of each item.
-        pause: seconds between two puts.
-    """
-
-    clients: int = 100
-    items: int = 10_000
-    size: int = 1024
-    pause: float = 0.0
+    clients: Clients = 100
+    items: Items = 10_000
+    size: Size = 1024
+    pause: Annotated[
+        float,
+        typer.Option(
+            parser=seconds,
+            metavar="TIME",
+            show_default="0",
+            help="Time between two puts, such as 10ms.",
+        ),
+    ] = 0.0
 
 
 def run(target: Target, options: Options) -> Outcome:

@@ -6,7 +6,9 @@ It shows whether the server stays fast while the backlog grows and while its jou
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from kestrelmq.loadtests.common import (
     READ_BACK_ITEMS,
@@ -19,6 +21,7 @@ from kestrelmq.loadtests.common import (
 )
 from kestrelmq.loadtests.connections import LoadConnection
 from kestrelmq.loadtests.items import ItemSet, Receipts, judge
+from kestrelmq.loadtests.options import Rollup, Size
 from kestrelmq.loadtests.workers import Show, open_connections
 
 STEPS: Final = 5
@@ -27,21 +30,19 @@ STEPS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The sizes of a run.
+    """The sizes of a run."""
 
-    Attributes:
-        cycles: how often the queue is filled and drained.
-        items: how many items each cycle puts and then reads.
-        size: bytes of each item.
-        rollup: items in each round trip.
-        backlog: how many items are put first; every cycle leaves as many in the queue.
-    """
-
-    cycles: int = 100
-    items: int = 25_000
-    size: int = 1024
-    rollup: int = READ_BACK_ITEMS
-    backlog: int = 0
+    cycles: Annotated[
+        int, typer.Option("--cycles", "-c", min=1, help="How often to fill and drain the queue.")
+    ] = 100
+    items: Annotated[
+        int, typer.Option("--items", "-n", min=1, help="How many items in each cycle.")
+    ] = 25_000
+    size: Size = 1024
+    rollup: Rollup = READ_BACK_ITEMS
+    backlog: Annotated[
+        int, typer.Option(min=0, help="Items put first; every cycle leaves as many in the queue.")
+    ] = 0
 
     @property
     def total(self) -> int:

@@ -2,6 +2,9 @@
 
 import time
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from kestrelmq.loadtests.common import (
     Outcome,
@@ -14,26 +17,22 @@ from kestrelmq.loadtests.common import (
     several,
 )
 from kestrelmq.loadtests.items import ItemSet, Receipts, Verdict, judge
+from kestrelmq.loadtests.options import Clients, Items, Rollup, Size
 from kestrelmq.loadtests.workers import open_connections
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The sizes of a run.
+    """The sizes of a run."""
 
-    Attributes:
-        clients: how many clients put at the same time.
-        items: how many items they put in all.
-        size: bytes of each item.
-        rollup: items in each round trip.
-        fanouts: how many fanout children the queue has; each must receive every item.
-    """
-
-    clients: int = 100
-    items: int = 10_000
-    size: int = 1024
-    rollup: int = 1
-    fanouts: int = 0
+    clients: Clients = 100
+    items: Items = 10_000
+    size: Size = 1024
+    rollup: Rollup = 1
+    fanouts: Annotated[
+        int,
+        typer.Option("--fanouts", "-f", min=0, help="Fanout queues that each receive every item."),
+    ] = 0
 
 
 def run(target: Target, options: Options) -> Outcome:
