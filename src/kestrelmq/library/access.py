@@ -215,7 +215,7 @@ class QueueAccess:
         try:
             with self._lock:
                 done.commits = self._commits
-                result = self._guard(done.commits, operation, lambda: self._finish(done))
+                result = done.commits.apply(operation, lambda: self._finish(done))
         finally:
             try:
                 self._process_reports()
@@ -224,17 +224,6 @@ class QueueAccess:
                 for waiting in done.served:
                     waiting.wake(done.failures.get(waiting.queue))
         return result, done.failures
-
-    def _guard(
-        self, commits: GroupCommit, operation: Callable[[], T], finish: Callable[[], None]
-    ) -> T:
-        """Do `GroupCommit.apply`, with the lock held; if that ends in a fault, nobody waits on."""
-        try:
-            return commits.apply(operation, finish)
-        finally:
-            if commits.fault is not None:
-                for waiting in list(self.waiting):
-                    waiting.woken.set()
 
     def _finish(self, done: _Done) -> None:
         """Write what an operation has changed, with the lock held."""
@@ -264,9 +253,7 @@ class QueueAccess:
         def sync() -> None:
             with self._lock:
                 commits, syncs = self._commits, self._commits.syncs
-                covering = self._guard(
-                    commits, lambda: syncs.request(syncs.take_due(math.inf)), nothing
-                )
+                covering = commits.apply(lambda: syncs.request(syncs.take_due(math.inf)), nothing)
             self._process_reports()
             self._wait_for(covering, commits)
 
@@ -290,7 +277,7 @@ class QueueAccess:
                 self._process_reports()
                 begun.run()
                 with self._lock:
-                    if self._guard(commits, syncs.end, nothing).failures:
+                    if commits.apply(syncs.end, nothing).failures:
                         self.start_upkeep()  # the journal has to be written anew
                 self._process_reports()
         return covering.failures
@@ -341,6 +328,7 @@ class QueueAccess:
         self._tickers = tickers
         self.process.begin()
         self._commits = commits
+        commits.on_fault = self._end_waits
 
     def start_upkeep(self) -> None:
         """Start the upkeep, with the lock held, unless it was started before, or `end` was called.
@@ -373,11 +361,14 @@ class QueueAccess:
             last.callback(self._forget_users)
             last.callback(close)
             if commits.fault is None:
-                self._guard(commits, commits.commit, nothing)
+                commits.apply(commits.commit, nothing)
 
     def _forget_users(self) -> None:
         self._reports.clear()
         self.served = []
+        self._end_waits()
+
+    def _end_waits(self) -> None:
         for waiting in list(self.waiting):
             waiting.woken.set()
 
@@ -403,6 +394,6 @@ class QueueAccess:
             if self._commits.fault is not None:
                 continue  # it would write what is half changed
             try:
-                self._guard(self._commits, report, nothing)
+                self._commits.apply(report, nothing)
             except Exception:
                 log.exception("the upkeep of a journal failed")

@@ -114,6 +114,7 @@ class AsyncPersistentQueue(QueueOperations):
         self._syncs = commits.syncs
         self._sync_worker = commits.writer = ThreadWorker(call, "fsync", in_background=False)
         commits.on_written = self._go_on
+        commits.on_fault = self._give_up
         queue, self._lock = open_queue(self._name, self._path, self._config, self._clock, commits)
         try:
             self._schedule_check(queue)
@@ -340,22 +341,13 @@ class AsyncPersistentQueue(QueueOperations):
             if failure is None:
                 self._schedule_check(queue)
 
-        result = self._guard(self._commits, lambda: operation(queue), finish)
+        result = self._commits.apply(lambda: operation(queue), finish)
         if failure is not None:
             raise failure
         return result, syncing
 
-    def _guard(
-        self, commits: GroupCommit, operation: Callable[[], T], finish: Callable[[], None]
-    ) -> T:
-        """Do `GroupCommit.apply`; if that ends in a fault, nobody waits on."""
-        try:
-            return commits.apply(operation, finish)
-        finally:
-            if commits.fault is not None:
-                self._give_up()
-
     def _give_up(self) -> None:
+        """After a fault nothing goes on, and nobody waits on."""
         self._stop_timers()
         self._served = []
         failure = QueueUnavailable(f"a change of queue {self._name} was left half-way")
@@ -370,7 +362,7 @@ class AsyncPersistentQueue(QueueOperations):
     def _report(self, commits: GroupCommit, report: Callable[[], None]) -> None:
         """Process what a thread reports, or go on with syncs."""
         if commits.fault is None:  # it would write what is half changed
-            self._guard(commits, report, nothing)
+            commits.apply(report, nothing)
 
     def _take_served(self) -> list[_Delivery]:
         served, self._served = self._served, []
@@ -425,7 +417,7 @@ class AsyncPersistentQueue(QueueOperations):
         while True:
             await asyncio.sleep(period)
             # Sync everything written since the last time, without checking whether it is due.
-            await self._guard(self._commits, self._sync_due, nothing)
+            await self._commits.apply(self._sync_due, nothing)
 
     def _sync_due(self) -> Awaitable[object]:
         due = self._syncs.take_due(math.inf)

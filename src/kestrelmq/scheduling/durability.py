@@ -276,6 +276,7 @@ class GroupCommit:
         writer: runs what clients wait for: rounds, and other work on large items.
         isolates_faults: whether a bug that one queue shows leaves the others in use: `survives`.
         fault: the exception that may have left a queue half changed, in `apply`.
+        on_fault: called when there is one.
     """
 
     __slots__ = (
@@ -290,6 +291,7 @@ class GroupCommit:
         "fault",
         "is_disk_short",
         "isolates_faults",
+        "on_fault",
         "on_timer_needed",
         "on_written",
         "syncs",
@@ -308,6 +310,7 @@ class GroupCommit:
         self.writer: Worker = InlineWorker()
         self.writing: WriteRound | None = None
         self.on_written: Callable[[], object] = _nobody
+        self.on_fault: Callable[[], object] = _nobody
         self._next_write = WriteRound()
         self._after_writing: list[tuple[dict[Committable, Round], AfterWriting]] = []
         self._records: list[bytes] = []
@@ -367,6 +370,7 @@ class GroupCommit:
             self.dirty.clear()
             self.failures = {}
             self.syncs.unsynced.clear()
+            self.on_fault()
             raise
         return result
 
