@@ -9,7 +9,10 @@ else there is, or has no counterpart here, is reported with its line and the rea
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from kestrelmq.config.loading import validated_config
 from kestrelmq.config.model import (
@@ -353,12 +356,12 @@ class _Settings:
         """Put a setting of the server where it belongs."""
         first, _, rest = setting.name.partition(".")
         if setting.name == "admin.httpPort":
-            self._put(self.server, _server_problem, setting, "admin_http_port")
+            self._put(self.server, ServerConfig, setting, "admin_http_port")
         elif setting.name == "admin.enabled" and setting.value is False:
-            self._put(self.server, _server_problem, setting, "admin_http_port", "none")
+            self._put(self.server, ServerConfig, setting, "admin_http_port", "none")
         elif first == "default" and rest:
             table = self.tables.setdefault(("default",), {})
-            self._put(table, _queue_problem, setting, _snake(rest))
+            self._put(table, QueueConfig, setting, _snake(rest))
         elif first == "default" and isinstance(setting.value, _Block):
             self._take_queue(("default",), setting.value, QueueConfig)
         elif first in {"queues", "aliases"}:
@@ -368,33 +371,36 @@ class _Settings:
         elif first == "loggers":
             self._take_loggers(setting)
         elif first == "listenAddress":
-            self._put(self.server, _server_problem, setting, "listen_address")
+            self._put(self.server, ServerConfig, setting, "listen_address")
             if setting.value not in {"127.0.0.1", "::1", "localhost"}:
                 self._remark(setting)
         elif first == "defaultStatus" and isinstance(setting.value, _Name):
             status = setting.value.text.rpartition(".")[2].lower()
-            self._put(self.server, _server_problem, setting, "default_status", status)
+            self._put(self.server, ServerConfig, setting, "default_status", status)
         else:
-            self._put(self.server, _server_problem, setting, _snake(setting.name))
+            self._put(self.server, ServerConfig, setting, _snake(setting.name))
 
     def _put(
         self,
         table: dict[str, Any],
-        problem: Callable[[str, Any], str],
+        model: type[BaseModel],
         setting: _Setting,
         name: str,
         value: Any = ...,
     ) -> None:
-        """Put a setting into a table under `name`, unless there is a `problem` with it."""
+        """Put a setting into the table of a `model` under `name`, unless it has a problem."""
         found = setting.value if value is ... else value
         reason = _NO_CODE
         if not isinstance(found, (_Code, _Block, _Name)):
+            if found is None:
+                kind = value_kinds(model).get(name)
+                found = "none" if kind is None else kind.none
             found = tuple(found) if isinstance(found, list) else found
-            reason = problem(name, found)
+            reason = _problem(model, name, found)
         if reason:
             self._remark(setting, reason)
         else:
-            table[name] = _none_of(name) if found is None else found
+            table[name] = found
 
     def _remark(self, setting: _Setting, reason: str = "") -> None:
         known = _REASONS.get(setting.name.partition(".")[0])
@@ -417,11 +423,10 @@ class _Settings:
     def _take_queue(
         self, path: tuple[str, ...], block: _Block, model: type[QueueConfig | AliasConfig]
     ) -> None:
-        problem = _queue_problem if model is QueueConfig else _alias_problem
         table: dict[str, Any] = {}
         for one in block.settings:
             if one.name != "name":
-                self._put(table, problem, one, _snake(one.name))
+                self._put(table, model, one, _snake(one.name))
         if table or model is QueueConfig:
             self.tables[path] = table
 
@@ -436,7 +441,7 @@ class _Settings:
             table["credentials"] = f"{user}:{password}"
         for one in setting.value.settings:
             if one.name not in {"host", "port", "username", "password"}:
-                self._put(table, _zookeeper_problem, one, _snake(one.name))
+                self._put(table, ZooKeeperConfig, one, _snake(one.name))
             elif not isinstance(one.value, (str, int)):
                 self._remark(one, _NO_CODE)
         try:
@@ -454,30 +459,29 @@ class _Settings:
             for one in block.settings:
                 if one.name == "level" and isinstance(one.value, _Name):
                     level = _LEVELS.get(one.value.text.rpartition(".")[2], "")
-                    self._put(self.server, _server_problem, one, "log_level", level)
+                    self._put(self.server, ServerConfig, one, "log_level", level)
                 handlers = one.value if isinstance(one.value, list) else [one.value]
                 for handler in handlers:
                     if isinstance(handler, _Block) and (file := handler.text("filename")):
-                        self._put(self.server, _server_problem, one, "log_file", file)
+                        self._put(self.server, ServerConfig, one, "log_file", file)
         self._remark(setting)
 
 
-def _none_of(name: str) -> Any:
-    """Return how None is written for a setting."""
-    for model in (QueueConfig, ServerConfig, ZooKeeperConfig):
-        if name in model.model_fields:
-            return value_kinds(model)[name].none
-    return "none"
+_CHECKS: Final[Mapping[type[BaseModel], Callable[..., object]]] = {
+    ServerConfig: lambda **given: validated_config(given, "file"),
+    QueueConfig: QueueConfig,
+    AliasConfig: AliasConfig,
+    ZooKeeperConfig: partial(ZooKeeperConfig, hosts=("host",), path_prefix="/kestrel"),
+}
+"""What checks a single setting of each model. Raises ConfigError."""
 
 
-def _problem(
-    names: Mapping[str, Any], check: Callable[[dict[str, Any]], object], name: str, value: Any
-) -> str:
+def _problem(model: type[BaseModel], name: str, value: Any) -> str:
     """Return why a setting cannot have a value, or an empty text."""
-    if name not in names:
+    if name not in model.model_fields:
         return _UNKNOWN
     try:
-        check({name: _none_of(name) if value is None else value})
+        _CHECKS[model](**{name: value})
     except ConfigError as error:
         return _plain(error)
     return ""
@@ -485,24 +489,3 @@ def _problem(
 
 def _plain(error: ConfigError) -> str:
     return str(error).partition(": ")[2] or str(error)
-
-
-def _server_problem(name: str, value: Any) -> str:
-    return _problem(
-        ServerConfig.model_fields, lambda given: validated_config(given, "file"), name, value
-    )
-
-
-def _queue_problem(name: str, value: Any) -> str:
-    return _problem(QueueConfig.model_fields, lambda given: QueueConfig(**given), name, value)
-
-
-def _alias_problem(name: str, value: Any) -> str:
-    return _problem(AliasConfig.model_fields, lambda given: AliasConfig(**given), name, value)
-
-
-def _zookeeper_problem(name: str, value: Any) -> str:
-    def check(given: dict[str, Any]) -> object:
-        return ZooKeeperConfig(**({"hosts": ("host",), "path_prefix": "/kestrel"} | given))
-
-    return _problem(ZooKeeperConfig.model_fields, check, name, value)
