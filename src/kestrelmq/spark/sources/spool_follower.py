@@ -37,7 +37,7 @@ from kestrelmq.spark.sources.stream_offsets import (
 from kestrelmq.spark.storage import columns
 from kestrelmq.spark.storage.opening import ENDS, open_view, packed_away
 from kestrelmq.spark.storage.scanning import FileView
-from kestrelmq.spark.storage.spool import FollowedFile, Following, QueueKey, SpoolFile, follow
+from kestrelmq.spark.storage.spool import Following, QueueKey, SpoolFile, follow
 
 EVERYTHING: Final = sys.maxsize
 """Room in a batch for all there is."""
@@ -116,7 +116,7 @@ class _Seen:
     """A queue in which nothing is new, as long as its files are these."""
 
     position: Position
-    files: tuple[FollowedFile, ...]
+    files: tuple[SpoolFile, ...]
 
 
 class SpoolFollower:
@@ -254,7 +254,7 @@ class SpoolFollower:
                     "queue %s was deleted: if its last records were not read, they are gone", key
                 )
 
-    def _parts(self, key: QueueKey, position: Position, files: Sequence[FollowedFile]) -> "_Parts":
+    def _parts(self, key: QueueKey, position: Position, files: Sequence[SpoolFile]) -> "_Parts":
         """Return what is unread of a queue, up to the limit of the query if it has one."""
         behind = unread(position, files, _match)
         if behind.lost is not None:
@@ -263,7 +263,7 @@ class SpoolFollower:
             log.warning(
                 "queue %s: records at the end of %s were read, and taken back since",
                 key,
-                behind.files[0].file.name,
+                behind.files[0].name,
             )
         if self._limit is None:
             return _Parts.of(behind)
@@ -291,7 +291,7 @@ class SpoolFollower:
         return found
 
     def _queue_again(
-        self, key: QueueKey, start: Position, end: Position, files: Sequence[FollowedFile]
+        self, key: QueueKey, start: Position, end: Position, files: Sequence[SpoolFile]
     ) -> list[FileRange]:
         behind = unread(start, files, _match)
         choices = [behind]
@@ -333,13 +333,13 @@ class _Parts:
     """
 
     origin: Position
-    files: Sequence[tuple[FollowedFile, int | None]]
+    files: Sequence[tuple[SpoolFile, int | None]]
     begin: int = 0
     ends_within: bool = False
 
     @classmethod
     def of(cls, behind: Unread) -> "_Parts":
-        ends = [(one, None if one.file.last else one.file.size) for one in behind.files]
+        ends = [(one, None if one.last else one.size) for one in behind.files]
         return cls(behind.origin, ends, behind.begin)
 
     @classmethod
@@ -354,8 +354,8 @@ class _Parts:
         return _size(self.files, self.begin)
 
 
-def _size(files: Sequence[tuple[FollowedFile, int | None]], begin: int) -> int:
-    sizes = [one.file.size if end is None else end for one, end in files]
+def _size(files: Sequence[tuple[SpoolFile, int | None]], begin: int) -> int:
+    sizes = [one.size if end is None else end for one, end in files]
     return max(0, sum(sizes) - begin)
 
 
@@ -363,13 +363,12 @@ def _take(parts: _Parts, room: int) -> _Taken:
     """Take about `room` bytes: whole records, at least one if there is one."""
     position = replace(parts.origin, whole=0)
     ranges: list[FileRange] = []
-    for place, (found, given_end) in enumerate(parts.files):
-        file = found.file
+    for place, (file, given_end) in enumerate(parts.files):
         begin = parts.begin if place == 0 else 0
         end = given_end if given_end is None else max(given_end, begin)
         is_limited = False
         if end is None or end - begin > room:
-            end, is_limited = _records_end(found, begin, room)
+            end, is_limited = _records_end(file, begin, room)
         check = checksums(open_view(file, end, begin=end), end)
         if end > begin:
             wanted = replace(file, begin=begin, size=end)
@@ -377,35 +376,34 @@ def _take(parts: _Parts, room: int) -> _Taken:
             room -= end - begin
         is_within = parts.ends_within and place == len(parts.files) - 1
         if not file.last and end == file.size and not is_within:
-            position = _behind(position, found, check)
+            position = _behind(position, file, check)
             if room <= 0:
                 return _Taken(position, tuple(ranges), _left(parts.files[place + 1 :], 0))
             continue
         left = _left(parts.files[place:], end) if is_limited else NO_BACKLOG
-        return _Taken(_at(position, found, end, check), tuple(ranges), left)
+        return _Taken(_at(position, file, end, check), tuple(ranges), left)
     return _Taken(position, tuple(ranges))
 
 
-def _behind(position: Position, found: FollowedFile, check: tuple[int, int]) -> Position:
+def _behind(position: Position, file: SpoolFile, check: tuple[int, int]) -> Position:
     """Return the position behind a file that is read whole, whose checksums are `check`."""
-    size = found.file.size
-    whole = crc32(repr((found.timestamp, size, *check)).encode(), position.whole)
-    return Position(found.timestamp, base=position.base + size, whole=whole)
+    size = file.size
+    whole = crc32(repr((file.timestamp, size, *check)).encode(), position.whole)
+    return Position(file.timestamp, base=position.base + size, whole=whole)
 
 
-def _left(files: Sequence[tuple[FollowedFile, int | None]], begin: int) -> Backlog:
+def _left(files: Sequence[tuple[SpoolFile, int | None]], begin: int) -> Backlog:
     size = _size(files, begin)
     return Backlog(size, len(files), 1) if size else NO_BACKLOG
 
 
-def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]:
+def _records_end(file: SpoolFile, begin: int, room: int) -> tuple[int, bool]:
     """Return where the last whole record ends within `room` bytes, and whether more follow.
 
     The first record counts however long it is. Damage ends the file, so the end is that of the
     file: the task that reads it finds the damage. A STATE_DUMP ends it, too, but must wait for the
     next file: only then is it certain not to be the beginning of a CONTINUE.
     """
-    file = found.file
     view = open_view(file, begin=begin)
     end = begin
     try:
@@ -423,39 +421,38 @@ def _records_end(found: FollowedFile, begin: int, room: int) -> tuple[int, bool]
     return end, False
 
 
-def _position_at(files: Sequence[FollowedFile], since: int | None) -> Position:
+def _position_at(files: Sequence[SpoolFile], since: int | None) -> Position:
     """Return the position before the first item that was added at `since` (ms) or later.
 
     If there is none, or without `since`, that is behind the last whole record.
     """
     position = BEGINNING
-    for found in files:
-        file, timestamp = found.file, found.timestamp
-        if found.replaced:
+    for file in files:
+        timestamp = file.timestamp
+        if file.replaced:
             continue
         # What is in a rotated file is older than its timestamp, unless that is no time.
         is_early = since is None or (timestamp is not None and YEAR_2000 <= timestamp < since)
-        end = None if since is None or is_early else _first_since(found, since)
+        end = None if since is None or is_early else _first_since(file, since)
         if end is None and not file.last:
             position = Position(timestamp)
             continue
         if end is None:
-            end, _ = _records_end(found, 0, EVERYTHING)
-        return _at(position, found, end, checksums(open_view(file, end, begin=end), end))
+            end, _ = _records_end(file, 0, EVERYTHING)
+        return _at(position, file, end, checksums(open_view(file, end, begin=end), end))
     return position
 
 
-def _at(position: Position, found: FollowedFile, end: int, check: tuple[int, int]) -> Position:
+def _at(position: Position, file: SpoolFile, end: int, check: tuple[int, int]) -> Position:
     """Return the position at byte `end` of a file, whose checksums up to there are `check`."""
     if not end:
         return replace(position, at=0, inode=0, head=0, tail=0)
     head, tail = check
-    return replace(position, at=end, inode=found.file.inode, head=head, tail=tail)
+    return replace(position, at=end, inode=file.inode, head=head, tail=tail)
 
 
-def _first_since(found: FollowedFile, since: int) -> int | None:
+def _first_since(file: SpoolFile, since: int) -> int | None:
     """Return where the first item begins that was added at `since` (ms) or later."""
-    file = found.file
     view = open_view(file)
     try:
         for chunk in view.chunks():
@@ -477,9 +474,9 @@ def checksums(view: FileView, end: int) -> tuple[int, int]:
     return crc32(first), crc32(b"%d" % end, crc32(last))
 
 
-def _match(position: Position, found: FollowedFile) -> int | None:
+def _match(position: Position, file: SpoolFile) -> int | None:
     """Say whether a file is what was read of it, as a `positions.Match`."""
-    file, at = found.file, position.at
+    at = position.at
     if file.size < at:
         # A server cuts what it could not write whole; a loss of power takes what was not synced.
         known = min(at, _CHECKED)

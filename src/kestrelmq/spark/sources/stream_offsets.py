@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from kestrelmq.spark.storage.spool import FollowedFile, QueueKey
+from kestrelmq.spark.storage.spool import QueueKey, SpoolFile
 
 VERSION: Final = 1
 
@@ -125,18 +125,18 @@ class Unread:
     """
 
     origin: Position
-    files: Sequence[FollowedFile]
+    files: Sequence[SpoolFile]
     begin: int = 0
     lost: str | None = None
     was_cut: bool = False
 
 
-Match = Callable[[Position, FollowedFile], int | None]
+Match = Callable[[Position, SpoolFile], int | None]
 """Returns up to which byte a file is what a position says was read of it: `Position.at`, or less if
 the file has been cut since; None if it is another file."""
 
 
-def unread(position: Position, files: Sequence[FollowedFile], match: Match) -> Unread:
+def unread(position: Position, files: Sequence[SpoolFile], match: Match) -> Unread:
     """Return what is unread of a queue that has these files, as `spool.Following` lists them."""
     live = [found for found in files if not found.replaced]
     if position.after is None and not position.at:
@@ -144,7 +144,7 @@ def unread(position: Position, files: Sequence[FollowedFile], match: Match) -> U
     later = [found for found in files if _is_later(found, position.after)]
     if position.at:
         # Files with its inode number come first, and then the oldest: sorting keeps their order.
-        for found in sorted(later, key=lambda one: one.file.inode != position.inode):
+        for found in sorted(later, key=lambda one: one.inode != position.inode):
             begin = match(position, found)
             if begin is not None:
                 behind = _plain(later[later.index(found) + 1 :])
@@ -160,7 +160,7 @@ def unread(position: Position, files: Sequence[FollowedFile], match: Match) -> U
     return Unread(Position(after, base=position.total), left, lost=_lost(position, left))
 
 
-def unread_replaced(behind: Unread, files: Sequence[FollowedFile]) -> Iterator[Unread]:
+def unread_replaced(behind: Unread, files: Sequence[SpoolFile]) -> Iterator[Unread]:
     """Yield the same as `behind`, but from files that a pack replaces and not from that pack.
 
     When a batch was planned that begins with the first file, there may have been no pack yet, or
@@ -173,9 +173,7 @@ def unread_replaced(behind: Unread, files: Sequence[FollowedFile]) -> Iterator[U
             yield replace(behind, files=[found, *_plain(later[place + 1 :])])
 
 
-def up_to(
-    end: Position, behind: Unread, match: Match
-) -> tuple[list[tuple[FollowedFile, int]], bool]:
+def up_to(end: Position, behind: Unread, match: Match) -> tuple[list[tuple[SpoolFile, int]], bool]:
     """Return what of `behind` is before `end`: files, each with the byte to end at.
 
     The second value is whether `end` was found.
@@ -187,7 +185,7 @@ def up_to(
                 break
             files.append((found, end.at))
             return files, True
-        files.append((found, found.file.size))
+        files.append((found, found.size))
     return files, not end.at
 
 
@@ -200,21 +198,21 @@ def fair_shares(wanted: Mapping[QueueKey, int], room: int) -> dict[QueueKey, int
     return shares
 
 
-def _is_later(found: FollowedFile, after: int | None) -> bool:
+def _is_later(found: SpoolFile, after: int | None) -> bool:
     return found.timestamp is None or after is None or found.timestamp > after
 
 
-def _plain(files: Sequence[FollowedFile]) -> list[FollowedFile]:
+def _plain(files: Sequence[SpoolFile]) -> list[SpoolFile]:
     return [found for found in files if not found.packed]
 
 
-def _lost(position: Position, left: Sequence[FollowedFile]) -> str:
+def _lost(position: Position, left: Sequence[SpoolFile]) -> str:
     if position.at:
         file = "the first file" if position.after is None else f"the file after {position.after}"
         what = f"{file}, of which {position.at} bytes were read,"
     else:
         what = f"the file {position.after}, the last that was read,"
-    names = [found.file.name for found in left]
+    names = [found.name for found in left]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
         f"{what} is gone, and so is what may have followed it: it was packed, or the queue was "

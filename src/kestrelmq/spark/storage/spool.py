@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 from kestrelmq.errors import ConfigError, JournalError
 from kestrelmq.format.names import (
     TEMPORARY_MARK,
-    QueueFiles,
     group_files,
     newest_timestamp,
     parse_name,
@@ -48,6 +47,10 @@ class SpoolFile:
             end in a torn record.
         spool: the queue path it is in.
         inode: its inode number, which stays the same when a server rotates it; 0 in a store.
+        timestamp: when it was rotated (ms); None for the current file.
+        packed: whether it is a pack some of whose old files may be there; it gets its last name
+            later, unless another pack replaces it.
+        replaced: whether a pack replaces it, although it is still there.
         begin: the byte from which on it is wanted, where a record begins.
         changed: when it was last changed (ns).
         newest: the timestamp of the newest rotated file of its queue (ms; 0 without one).
@@ -61,6 +64,9 @@ class SpoolFile:
     last: bool
     spool: str
     inode: int
+    timestamp: int | None
+    packed: bool
+    replaced: bool
     begin: int = 0
     changed: int = 0
     newest: int = 0
@@ -74,31 +80,12 @@ class SpoolFile:
     @property
     def is_current(self) -> bool:
         """Whether it was the current file of its queue, which a server may append to or cut."""
-        name = parse_name(self.name_in_spool)
-        return name is None or name.timestamp is None
+        return self.timestamp is None
 
     @property
     def cost(self) -> int:
         """The cost of reading it, in bytes; opening even an empty file costs something."""
         return max(self.size - self.begin, _LOOK)
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedFile:
-    """A journal file of a queue that is followed while it changes.
-
-    Attributes:
-        file: the file.
-        timestamp: when it was rotated (ms); None for the current file.
-        packed: whether it is a pack some of whose old files may be there; it gets its last name
-            later, unless another pack replaces it.
-        replaced: whether a pack replaces it, although it is still there.
-    """
-
-    file: SpoolFile
-    timestamp: int | None
-    packed: bool
-    replaced: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +110,7 @@ class Following:
         missing: queue paths, relative as in `QueueKey`, of known queues that are not there.
     """
 
-    queues: dict[QueueKey, tuple[FollowedFile, ...]]
+    queues: dict[QueueKey, tuple[SpoolFile, ...]]
     missing: frozenset[str]
 
 
@@ -142,7 +129,12 @@ def list_files(pattern: JournalPath) -> list[SpoolFile]:
         if names and not any(map(parse_name, names)) and not is_pattern(tree, path):
             shown = tree.shown(path)
             raise FileNotFoundError(f"option 'path': {shown!r} does not have a journal's name")
-        files.extend(_files_in(tree, spool, names, root))
+        files += (
+            file
+            for queue in _queues_in(tree, spool, root)
+            for file in queue
+            if not file.replaced and (names is None or file.name_in_spool in names)
+        )
     return files
 
 
@@ -194,7 +186,7 @@ def _resolved(place: GivenPath) -> Path:
 def list_spool(spool: JournalPath) -> list[SpoolFile]:
     """Return all journal files of one queue path; `spool` is never taken as a glob."""
     tree, path = tree_of(spool)
-    return list(_files_in(tree, path, None, path))
+    return [one for queue in _queues_in(tree, path, path) for one in queue if not one.replaced]
 
 
 def follow(
@@ -228,11 +220,12 @@ def follow(
             queues = wanted.setdefault(spools[key.place], set())
             if queues is not None:
                 queues.add(key.queue)
-    found: dict[QueueKey, tuple[FollowedFile, ...]] = {}
+    found: dict[QueueKey, tuple[SpoolFile, ...]] = {}
     for spool, only in wanted.items():
         place = os.path.relpath(spool, root)
-        for queue, files in _followed_in(tree, spool, only, place):
-            found[QueueKey(place, queue)] = files
+        for files in _queues_in(tree, spool, root):
+            if only is None or files[0].queue in only:
+                found[QueueKey(place, files[0].queue)] = tuple(sorted(files, key=_place_in_journal))
     return Following(found, frozenset(missing))
 
 
@@ -260,55 +253,41 @@ def _wanted(tree: FileTree, pattern: str, *, is_required: bool) -> dict[str, set
     }
 
 
-def _followed_in(
-    tree: FileTree, spool: str, only: Collection[str] | None, place: str
-) -> Iterator[tuple[str, tuple[FollowedFile, ...]]]:
+def _queues_in(tree: FileTree, spool: str, root: str) -> Iterator[list[SpoolFile]]:
+    """Yield the files of each queue: those to replay, in order, then those that a pack replaces."""
+    place = os.path.relpath(spool, root)
     before = "" if place == "." else f"{place}/"
     listed = _listed(tree, spool)
     for queue in group_files(listed).queues.values():
-        if only is not None and queue.queue not in only:
-            continue
         live = queue.present
-        files = []
+        newest = newest_timestamp(queue.rotated)
+        found = []
         for name in (*live, *queue.dead):
             parsed = parse_name(name)
             if parsed is None:
                 continue  # a temporary
-            replaced = name not in live
-            last = name == live[-1]
-            short = before + name
-            file = _described(tree, spool, name, short, queue, listed[name], last=last)
-            files.append(FollowedFile(file, parsed.timestamp, parsed.packed, replaced))
-        yield queue.queue, tuple(sorted(files, key=_place_in_journal))
+            path, status = f"{spool}/{name}", listed[name]
+            found.append(
+                SpoolFile(
+                    queue.queue,
+                    tree.shown(path),
+                    before + name,
+                    status.size,
+                    name == live[-1],
+                    tree.shown(spool),
+                    status.inode,
+                    parsed.timestamp,
+                    parsed.packed,
+                    name not in live,
+                    changed=status.changed,
+                    newest=newest,
+                    location=tree.location(path),
+                )
+            )
+        yield found
 
 
-def _described(
-    tree: FileTree,
-    spool: str,
-    name: str,
-    short: str,
-    queue: QueueFiles,
-    status: FileStatus,
-    *,
-    last: bool,
-) -> SpoolFile:
-    """Return a file of a queue; `short` is its name in rows."""
-    path = f"{spool}/{name}"
-    return SpoolFile(
-        queue.queue,
-        tree.shown(path),
-        short,
-        status.size,
-        last,
-        tree.shown(spool),
-        status.inode,
-        changed=status.changed,
-        newest=newest_timestamp(queue.rotated),
-        location=tree.location(path),
-    )
-
-
-def _place_in_journal(found: FollowedFile) -> tuple[float, bool]:
+def _place_in_journal(found: SpoolFile) -> tuple[float, bool]:
     return (float("inf") if found.timestamp is None else found.timestamp), found.packed
 
 
@@ -332,21 +311,6 @@ def _matches(tree: FileTree, pattern: str) -> list[str]:
         shown = tree.shown(pattern)
         raise FileNotFoundError(f"option 'path': no file or directory matches {shown!r}")
     return found
-
-
-def _files_in(
-    tree: FileTree,
-    spool: str,
-    only: Collection[str] | None,
-    root: str,
-) -> Iterator[SpoolFile]:
-    listed = _listed(tree, spool)
-    for queue in group_files(listed).queues.values():
-        names = queue.present
-        for name in names:
-            if only is None or name in only:
-                short, last = os.path.relpath(f"{spool}/{name}", root), name == names[-1]
-                yield _described(tree, spool, name, short, queue, listed[name], last=last)
 
 
 def _listed(tree: FileTree, spool: str) -> dict[str, FileStatus]:
