@@ -142,9 +142,9 @@ def test_what_was_left_goes_with_the_next_write(
     """By a process of this machine that has ended, in the middle of a commit."""
     place = located(f"s3://{BUCKET}/{tmp_path.name}", store.options)
     assert isinstance(place, Location)
-    (new_directory(place, WriteOwner.of(2**22 + 1)) / "0-0-0").write(b"x")
-    (place / "half.5").write(b"x")
-    (place / "half.6.pack").write(b"")
+    (new_directory(place, WriteOwner.of(2**22 + 1)) / "0-0-0").write_bytes(b"x")
+    (place / "half.5").write_bytes(b"x")
+    (place / "half.6.pack").write_bytes(b"")
     save(spark.createDataFrame([("q", "new")], "queue string, data string"), store, tmp_path.name)
     there = store.names(tmp_path.name)
     assert [name.partition(".")[0] for name in there] == ["half", "q"]
@@ -161,7 +161,7 @@ def test_what_a_killed_driver_left_goes_with_the_next_write(
     assert isinstance(place, Location)
     with subprocess.Popen(["sleep", "1000"]) as driver:
         left = new_directory(place, WriteOwner.of(driver.pid))
-        (left / "0-0-0").write(b"x")
+        (left / "0-0-0").write_bytes(b"x")
         save(rows, store, name)
         assert left.name in store.names(name)
         driver.kill()

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -29,7 +29,7 @@ from kestrelmq.spark.sources.journal_options import (
 )
 from kestrelmq.spark.sources.queue import QUEUE_FORMAT, QueueSource, QueueSourceReader
 from kestrelmq.spark.storage.filesystems import LOCAL, JournalPath, is_pattern
-from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath, located, scheme_of
+from kestrelmq.spark.storage.locations import GivenPath, StrPath, located, path_options, scheme_of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -96,7 +96,8 @@ def read_journals(
     reader = spark.read.format(JOURNAL_FORMAT)
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
-    return _load(reader.option("mode", mode).option("pushdown", pushdown), path)
+    reader = reader.option("mode", mode).option("pushdown", pushdown)
+    return reader.options(**path_options(path)).load()
 
 
 def read_queues(
@@ -124,7 +125,8 @@ def read_queues(
     reader = spark.read.format(QUEUE_FORMAT).option("delayed", str(delayed)).option("mode", mode)
     if columns is not None:
         reader = reader.option("columns", ",".join(columns))
-    return _load(reader.option("directBytes", str(max(direct_bytes, 1))), path)
+    reader = reader.option("directBytes", str(max(direct_bytes, 1)))
+    return reader.options(**path_options(path)).load()
 
 
 def replayed_queues(
@@ -135,8 +137,7 @@ def replayed_queues(
     `read_queues` plans on the driver's machine, but only when the rows are needed.
     """
     options = {"delayed": "true", "directBytes": str(direct_bytes)}
-    options |= path.as_options() if isinstance(path, Location) else {}
-    source = QueueSource({"path": str(path), **options})
+    source = QueueSource(options | path_options(path))
     schema = source.schema()
     reader = QueueSourceReader(queue_read_options(source.options), schema)
     partitions = reader.partitions(summarise_on(spark))
@@ -211,10 +212,7 @@ def write_journals(
     if "sequence" in (name.lower() for name in rows.columns):
         rows = rows.repartition("queue").sortWithinPartitions("queue", "sequence")
     rows, written = counted(rows)
-    writer = rows.write.format(JOURNAL_FORMAT).mode(mode)
-    if isinstance(path, Location):
-        writer = writer.options(**path.as_options())
-    writer.save(str(path))
+    rows.write.format(JOURNAL_FORMAT).mode(mode).options(**path_options(path)).save()
     return written()
 
 
@@ -288,9 +286,3 @@ def counted(rows: DataFrame) -> tuple[DataFrame, Callable[[], int]]:
     observation = Observation()
     observed = rows.observe(observation, f.count(f.lit(1)).alias("rows"))
     return observed, lambda: int(observation.get["rows"])
-
-
-def _load(reader: DataFrameReader, path: JournalPath) -> DataFrame:
-    if isinstance(path, Location):
-        reader = reader.options(**path.as_options())
-    return reader.load(str(path))

@@ -44,7 +44,7 @@ from kestrelmq.spark.sources.live_options import (
 )
 from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
 from kestrelmq.spark.sources.server_probe import ServerProbe
-from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath
+from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath, path_options
 from kestrelmq.spark.storage.spool import check_apart
 
 QUEUES: Final = "_queues"
@@ -208,14 +208,13 @@ def archive_journals(
         "startingOffsets": options.starting,
         "failOnDataLoss": str(options.fails_on_loss).lower(),
         "maxBytesPerTrigger": str(options.max_bytes_per_batch),
+        **path_options(path),
     }
-    if isinstance(path, Location):
-        given |= path.as_options()
-    journal_stream_options({"path": str(path), **given})
+    journal_stream_options(given)
     check_apart(path, output)
     _check_same_journals(options, output)
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
-    rows = new_items(reader.load(str(path)))
+    rows = new_items(reader.load())
     if choice.patterns:
         rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
     elif choice.names:
@@ -339,15 +338,11 @@ def _check_kept(
         kind = "live queues" if other == QUEUES else "journals"
         raise ConfigError(f"archive: {output} is an archive of {kind}")
     note = place / directory / name
-    if isinstance(note, Location):
-        if not note.exists():
-            note.write(text.encode())
-        before = bytes(note.read()).decode()
-    else:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        if not note.exists():
-            note.write_text(text)
-        before = note.read_text()
+    if not note.exists():
+        if isinstance(note, Path):
+            note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_bytes(text.encode())
+    before = note.read_bytes().decode()
     if before != text:
         raise ConfigError(
             f"archive: {output} holds {shown(before)}, not {shown(text)}: "

@@ -95,12 +95,9 @@ def report(
         QueueReport(**row.asDict())
         for row in read_table(spark, queues_table, table_format).orderBy("queue").collect()
     )
-    html = page(queues, hours, largest).encode()
-    if isinstance(target, Location):
-        (target / _PAGE).write(html)
-        return ReportResult(target / _PAGE, queues)
-    (Path(target) / _PAGE).write_bytes(html)
-    return ReportResult(Path(target) / _PAGE, queues)
+    written = (target if isinstance(target, Location) else Path(target)) / _PAGE
+    written.write_bytes(page(queues, hours, largest).encode())
+    return ReportResult(written, queues)
 
 
 def by_hour(items: DataFrame) -> DataFrame:

@@ -98,7 +98,7 @@ class DeadLetters:
         if isinstance(self._path, Location):
             sink = pa.BufferOutputStream()
             pq.write_table(table, sink)
-            (self._path / name).write(sink.getvalue())
+            (self._path / name).write_bytes(sink.getvalue())
         else:
             _write_durably(table, self._path, name)
         self._letters, self._size = [], 0

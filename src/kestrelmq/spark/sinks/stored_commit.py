@@ -181,7 +181,7 @@ class StoredJournalCommit:
         self._reached(f"placed {name}")
 
     def _put_empty(self, name: str) -> None:
-        (self._path / name).write(b"")
+        (self._path / name).write_bytes(b"")
         self._reached(f"placed {name}")
 
     def _delete(self, name: str) -> None:

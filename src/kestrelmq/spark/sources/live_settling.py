@@ -67,18 +67,14 @@ def _finish(client: Client, queue: str, tag: str) -> int:
 
 def _logged(directory: Path | Location) -> list[tuple[int, str]]:
     """Return the numbers of the batches that a log of Spark's has, in order, and their files."""
-    if isinstance(directory, Location):
-        names = [one.name for one in directory.entries(missing_ok=True)]
-    else:
-        names = [one.name for one in directory.iterdir()] if directory.is_dir() else []
-    return sorted((int(name), name) for name in names if name.isdecimal())
+    there = directory.iterdir() if directory.exists() else ()
+    return sorted((int(one.name), one.name) for one in there if one.name.isdecimal())
 
 
 def _offsets(file: Path | Location) -> list[HeldOffset]:
     """Return the offsets of ours in a file of Spark's log: a line for each source."""
-    text = bytes(file.read()) if isinstance(file, Location) else file.read_bytes()
     found = []
-    for line in text.decode().splitlines():
+    for line in file.read_bytes().decode().splitlines():
         with suppress(KeyError, TypeError, ValueError):
             found.append(parse_offset(json.loads(line)))
     return found

@@ -154,6 +154,8 @@ class StoredFile:
 class Location:
     """A file or directory in a store. It can be pickled, to travel to executors.
 
+    What it has in common with `pathlib.Path` is called as there.
+
     Attributes:
         scheme: the scheme of its URI.
         authority: the bucket, container or host, without user and password.
@@ -189,10 +191,6 @@ class Location:
         """Return what is called `name` in this directory; `name` may have slashes."""
         return replace(self, path=f"{self.path}/{name}".strip("/"))
 
-    def as_options(self) -> dict[str, str]:
-        """Return the options of a data source that give these storage options; they are secret."""
-        return {f"{STORAGE_OPTION}{name}": value for name, value in self.options}
-
     def entries(self, *, missing_ok: bool = False) -> list[StoredFile]:
         """Return what is in this directory, sorted by name.
 
@@ -209,6 +207,10 @@ class Location:
             return []
         return sorted(map(_stored, found), key=lambda one: one.name)
 
+    def iterdir(self) -> "Iterator[Location]":
+        """Yield what is in this directory. Raises as `entries`."""
+        return (self / one.name for one in self.entries())
+
     def find(self) -> StoredFile | None:
         """Return what is here, or None.
 
@@ -223,22 +225,20 @@ class Location:
         """Whether there is a file or a directory here. Raises as `find`."""
         return self.find() is not None
 
-    def read(self, begin: int = 0, end: int | None = None) -> pa.Buffer:
-        """Return the bytes of this file from `begin` to `end`, or to the end of the file.
+    def read_bytes(self) -> bytes:
+        """Return the bytes of this file.
 
         Raises:
             FileNotFoundError: there is no such file.
             StorageError: the store cannot be reached, or refuses.
         """
         with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
-            most = file.size() if end is None else min(end, file.size())
-            file.seek(begin)
-            return file.read_buffer(max(0, most - begin))
+            return bytes(file.read())
 
     def read_into(self, target: memoryview, parts: "list[tuple[int, int]]") -> int:
         """Read parts of this file, each to the same place in `target`; return the file's size.
 
-        If the file is smaller than `target`, nothing is read. Raises as `read`.
+        If the file is smaller than `target`, nothing is read. Raises as `read_bytes`.
         """
         with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
             size: int = file.size()
@@ -248,7 +248,7 @@ class Location:
                 _fill(file, target[begin:end], begin)
             return size
 
-    def write(self, content: bytes | pa.Buffer) -> None:
+    def write_bytes(self, content: bytes | pa.Buffer) -> None:
         """Write this file, or replace it: readers see the old content or all of the new.
 
         Raises:
@@ -266,7 +266,7 @@ class Location:
             _file_system(self).move(_inner_path(temporary), _inner_path(self))
 
     def pieces(self) -> Iterator[pa.Buffer]:
-        """Yield the bytes of this file, a few MiB at a time. Raises as `read`."""
+        """Yield the bytes of this file, a few MiB at a time. Raises as `read_bytes`."""
         with _errors(self), _file_system(self).open_input_file(_inner_path(self)) as file:
             while len(piece := file.read_buffer(_PIECE)):
                 yield piece
@@ -392,6 +392,12 @@ def located(
             f"path, or a URI that begins with file:, {'://, '.join(sorted(_SCHEMES))}://"
         )
     return _remote(written, scheme, given, option, known or {})
+
+
+def path_options(place: str | Location) -> dict[str, str]:
+    """Return the options of a data source that give a path and its storage; they are secret."""
+    storage = place.options if isinstance(place, Location) else ()
+    return {"path": str(place), **{f"{STORAGE_OPTION}{name}": value for name, value in storage}}
 
 
 def local_path(written: str, option: str = "path") -> str:

@@ -112,7 +112,7 @@ def upload_parts(work: Location, contents: Sequence[Sequence[Record]]) -> list[J
     made = []
     for number, records in enumerate(contents):
         data = b"".join(map(encode, records))
-        (work / str(number)).write(data)
+        (work / str(number)).write_bytes(data)
         made.append(JournalPart("q", Path(str(number)), len(records), len(data)))
     return made
 
@@ -271,7 +271,7 @@ def test_what_killed_writes_left_goes(
     path = at(store, tmp_path.name)
     ended, elsewhere, mine = (new_directory(path, owner) for owner in (ENDED, ELSEWHERE, HERE))
     for work in (ended, elsewhere, mine, path / f"{WRITE_MARK}unknown"):
-        (work / "part").write(b"x")
+        (work / "part").write_bytes(b"x")
     remove_abandoned(path)
     assert store.names(tmp_path.name) == sorted([elsewhere.name, mine.name])
     monkeypatch.setattr(write_directories, "_LONGEST_SILENCE", -1)

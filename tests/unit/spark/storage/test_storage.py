@@ -8,7 +8,13 @@ from pyarrow import fs
 
 from kestrelmq.errors import ConfigError, StorageError
 from kestrelmq.spark.storage import locations as storage
-from kestrelmq.spark.storage.locations import Location, StoredFile, located, storage_options
+from kestrelmq.spark.storage.locations import (
+    Location,
+    StoredFile,
+    located,
+    path_options,
+    storage_options,
+)
 from tests.support.object_store import BUCKET, SECRET_KEY, ObjectStore
 
 
@@ -141,12 +147,13 @@ def test_options_that_contradict_each_other_are_named() -> None:
 
 
 def test_a_location_does_not_show_its_options() -> None:
-    """Neither as text, nor by its representation; only `as_options` has them."""
+    """Neither as text, nor by its representation; only `path_options` has them."""
     found = located("s3://key:hidden@bucket/a", {"region": "x"})
     assert isinstance(found, Location)
 
     assert "hidden" not in f"{found} {found!r} {found.uri}"
-    assert found.as_options() == {
+    assert path_options(found) == {
+        "path": "s3://bucket/a",
         "storage.access_key": "key",
         "storage.region": "x",
         "storage.secret_key": "hidden",
@@ -171,9 +178,9 @@ def test_files_are_written_listed_read_and_deleted(store: ObjectStore) -> None:
     file = directory / "q%é?#1"
 
     assert not file.exists()
-    file.write(b"0123456789")
-    file.write(b"abcdefghij")
-    (directory / "sub/x").write(b"")
+    file.write_bytes(b"0123456789")
+    file.write_bytes(b"abcdefghij")
+    (directory / "sub/x").write_bytes(b"")
 
     found = directory.entries()
     assert [(one.name, one.size, one.is_directory) for one in found] == [
@@ -183,9 +190,7 @@ def test_files_are_written_listed_read_and_deleted(store: ObjectStore) -> None:
     assert found[0] == file.find()
     assert found[0].changed > 0
     assert (directory / "sub").find() == StoredFile("sub", 0, True, 0)
-    assert file.read().to_pybytes() == b"abcdefghij"
-    assert file.read(2, 4).to_pybytes() == b"cd"
-    assert file.read(8, 99).to_pybytes() == b"ij"
+    assert file.read_bytes() == b"abcdefghij"
     target = bytearray(9)
     assert file.read_into(memoryview(target), [(0, 1), (6, 9)]) == 10
     assert bytes(target) == b"a\0\0\0\0\0ghi"
@@ -198,7 +203,7 @@ def test_what_is_missing_is_named_as_a_missing_file_is(store: ObjectStore) -> No
     """With the error that the file system has for it."""
     missing = at(store, "missing")
 
-    for step in (missing.entries, missing.read, missing.delete):
+    for step in (missing.entries, missing.read_bytes, missing.delete):
         with pytest.raises(FileNotFoundError, match=f"s3://{BUCKET}/missing"):
             step()
     assert missing.find() is None
@@ -207,16 +212,16 @@ def test_what_is_missing_is_named_as_a_missing_file_is(store: ObjectStore) -> No
 def test_a_store_that_refuses_is_a_clear_error(store: ObjectStore) -> None:
     """It has the URI and the store's reason."""
     file = at(store, "refused/q")
-    file.write(b"x")
+    file.write_bytes(b"x")
 
     with store.checking_rights():
-        for step in (file.entries, file.read, file.find, lambda: file.write(b"y")):
+        for step in (file.entries, file.read_bytes, file.find, lambda: file.write_bytes(b"y")):
             with pytest.raises(
                 StorageError, match=f"s3://{BUCKET}/refused/q: .*AWS Error"
             ) as refused:
                 step()
             assert SECRET_KEY not in str(refused.value)
-    assert file.read().to_pybytes() == b"x"
+    assert file.read_bytes() == b"x"
 
 
 def test_a_missing_bucket_is_a_clear_error(store: ObjectStore) -> None:
@@ -242,8 +247,8 @@ def test_a_tree_is_listed_moved_and_deleted(store: ObjectStore) -> None:
     """A file is moved with its content; a tree that is not there is empty, and deleted already."""
     tree = at(store, "tree")
     assert tree.files() == []
-    (tree / "a" / "one").write(b"1")
-    (tree / "a" / "b" / "two").write(b"22")
+    (tree / "a" / "one").write_bytes(b"1")
+    (tree / "a" / "b" / "two").write_bytes(b"22")
     assert tree.files() == [("a/b/two", 2), ("a/one", 1)]
     (tree / "a" / "one").move(tree / "c=%2F" / "three")
     assert b"".join((tree / "c=%2F" / "three").pieces()) == b"1"
