@@ -70,8 +70,7 @@ class ArchiveOptions:
         child: copy through the fanout child with this name; None drains the queues.
         max_items_per_batch: maximum number of items in a batch.
         max_bytes_per_batch: approximate maximum of bytes in a batch.
-        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
-        storage: options of the store that the output is in.
+        storage: options of the store that the output is in, where its notes are.
     """
 
     cluster: ClusterOptions
@@ -127,7 +126,6 @@ class JournalArchiveOptions:
             `startingOffsets` of `kestrel.journal`.
         fails_on_loss: whether the query fails if files are gone that it has not read.
         max_bytes_per_batch: approximate maximum of bytes of journal in a batch.
-        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
         storage: options of the stores that the journals and the output are in.
     """
 
@@ -155,11 +153,8 @@ def archive(
 ) -> StreamingQuery:
     """Start to archive; the returned query ends by itself unless `every` is given.
 
-    Args:
-        spark: the session.
-        options: what to archive, and where to.
-        every: the interval between batches ("10 seconds") of a query that runs until it is stopped;
-            None archives what is in the queues now, and ends.
+    `every` is the interval between batches ("10 seconds") of a query that runs until it is stopped;
+    None archives what is in the queues now, and ends.
 
     A new archive that cannot be read now does not take `output`, unless it waits for its servers.
 
@@ -189,12 +184,7 @@ def archive(
 def archive_journals(
     spark: SparkSession, options: JournalArchiveOptions, *, every: str | None = None
 ) -> StreamingQuery:
-    """Start to archive what is added to queues, from their journals.
-
-    Args:
-        spark: the session.
-        options: what to archive, and where to.
-        every: the interval between batches, as for `archive`.
+    """Start to archive what is added to queues, from their journals; `every` is as for `archive`.
 
     Raises:
         ConfigError: the options cannot be used, or `output` is another archive.

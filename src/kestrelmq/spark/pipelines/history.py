@@ -71,11 +71,7 @@ def history(
     begins. Only delayed items have a `due`, which is also their `add_time`. Times are null if Spark
     cannot hold them, and an expiry is null for never.
 
-    Args:
-        spark: the session.
-        path: a queue path, or a glob of queue paths; whole queues.
-        with_data: read the items' data; otherwise `data` is null.
-        storage: options of the store that the journals are in; see `docs/spark.md`.
+    `path` means whole queues. Without `with_data`, no data is read, and `data` is null.
     """
     items = history_in_ms(spark, path, with_data=with_data, storage=storage)
     named = {name: timestamp(f.col(name)) for name in _TIMES}

@@ -50,14 +50,6 @@ def replay(
 
     Columns are those of `kestrel.queue` with delayed items; `position` orders the items of a queue.
 
-    Args:
-        spark: the session.
-        path: a queue path, a journal file, or a glob of either.
-        output: the table: any path that the session can write.
-        mode: what to do if there is something at `output` already.
-        table_format: the table's format, such as `parquet`, `delta` or `iceberg`.
-        storage: options of the store that the journals are in; see `docs/spark.md`.
-
     Returns:
         A summary for each queue that has items, sorted by name.
 

@@ -53,15 +53,9 @@ def report(
     table_format: str = DEFAULT_FORMAT,
     storage: Mapping[str, str] | None = None,
 ) -> ReportResult:
-    """Write a report on the queues of `path`.
+    """Write a report on the queues of `path`, which means whole queues.
 
-    Args:
-        spark: the session.
-        path: a queue path, or a glob of queue paths.
-        output: a directory that the session can write, and so can this process, as it can journals.
-        mode: what to do if there is something at `output` already.
-        table_format: the tables' format, such as `parquet`, `delta` or `iceberg`.
-        storage: options of the stores of URIs; see `docs/spark.md`.
+    Spark writes the tables to the directory `output`, and this process the page, by `storage`.
 
     Raises:
         ConfigError: `output` is not apart from the journals.

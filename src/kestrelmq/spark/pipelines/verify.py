@@ -44,16 +44,7 @@ class FileCheck:
 def verify(
     spark: SparkSession, path: GivenPath, *, storage: Mapping[str, str] | None = None
 ) -> list[FileCheck]:
-    """Check every journal file of `path`.
-
-    Args:
-        spark: the session.
-        path: a queue path, a journal file, or a glob of either.
-        storage: options of the store that the journals are in; see `docs/spark.md`.
-
-    Returns:
-        The results in replay order.
-    """
+    """Check every journal file of `path`; return the results in replay order."""
     return map_on(spark, check, list_files(place_of(spark, path, storage)))
 
 
