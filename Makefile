@@ -157,7 +157,7 @@ $(STAMPS)/bytecode: | $(STAMPS)/dev
 	@touch $@
 
 $(STAMPS)/spark.jsa: $(STAMPS)/dev scripts/archive-spark-classes
-	@echo "==> storing the classes of Spark for the tests: about 40 s"
+	@echo "==> storing the classes of Spark for the tests: about 60 s"
 	@$(BIN)/python scripts/archive-spark-classes $@ >/dev/null 2>&1 || echo "==> without: each Java of a test takes 6 s longer"
 
 $(STAMPS)/test-tools: $(STAMPS)/venv scripts/install-debian scripts/install-test-tools
