@@ -400,6 +400,7 @@ def test_reload_puts_queue_settings_in_force(tmp_path: Path) -> None:
         admin = Admin(server)
         file = tmp_path / "kestrelmq.toml"
         file.write_text("client_timeout = 9\n[default]\nmax_items = 6\n")
+        assert admin.ask("POST", "/reload").text == "ok\nclient_timeout\n"
         assert admin.ask("POST", f"{API}/reload").json == {"needs_restart": ["client_timeout"]}
         config = admin.get(f"{API}/config").json["config"]
         assert (config["default"]["max_items"], config["client_timeout"]) == (6, None)

@@ -122,7 +122,7 @@ class Endpoints:
 
     async def _reload(self, _request: web.Request) -> web.Response:
         left = await self._context.reload()
-        return web.Response(text="".join(f"{one}\\n" for one in ("ok", *left)))
+        return web.Response(text="".join(f"{one}\n" for one in ("ok", *left)))
 
     async def _quiesce(self, _request: web.Request) -> web.Response:
         self._context.status.set(Status.QUIESCENT)
