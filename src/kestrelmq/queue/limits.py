@@ -64,8 +64,9 @@ class QueueLimits:
 
 _shared_limits: Final = lru_cache(maxsize=256)(QueueLimits)
 """There may be very many queues with the same limits."""
-NO_LIMITS: Final = QueueLimits()
 _NOTHING_PAUSED: Final = Paused.NOTHING
+NO_LIMITS: Final = QueueLimits.of(QueueConfig(), _NOTHING_PAUSED, memory_only=False)
+"""Those of the default settings: queues with them share it."""
 
 LIMITED: Final = 1
 """A limit is in force, so adds must check all of them. What is below concerns reads, too."""

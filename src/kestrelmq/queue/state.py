@@ -89,7 +89,8 @@ class QueueState:
     def limit(self, limits: QueueLimits) -> None:
         """Put these limits in force."""
         self.limits = limits
-        self.set(LIMITED, on=limits != NO_LIMITS)
+        # To compare them takes long for each of very many queues; most have the very same.
+        self.set(LIMITED, on=limits is not NO_LIMITS and limits != NO_LIMITS)
         self.set(READS_PAUSED, on=limits.reads_paused)
         if limits.max_age is not None:
             self.set(EXPIRING, on=True)

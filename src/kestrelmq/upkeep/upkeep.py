@@ -138,7 +138,7 @@ class Upkeep:
     )
 
     def __init__(self, core: Core, journal: FileJournal) -> None:
-        """Start idle; `journal` is the one of the `core`."""
+        """Start idle; `journal` is the one of the `core`. `configure` is to follow."""
         self._name = journal.queue
         self._core = core
         self._journal = journal
@@ -155,7 +155,6 @@ class Upkeep:
         self.state: State = IDLE
         self.gives_back = False
         self.attend_at = self.attend_empty_at = 0
-        self._set_thresholds(0)
 
     def configure(self) -> None:
         """Go by the settings that are in force now."""
