@@ -23,6 +23,7 @@ from kestrelmq.client.core import (
     IoRequest,
     OpenConnection,
     RunCommand,
+    set_up,
 )
 from kestrelmq.client.heartbeats import Heartbeats
 from kestrelmq.client.options import ClientOptions
@@ -313,16 +314,38 @@ class Client(BaseClient[_Begun, ReservedItem]):
         return heartbeats.kept_up(item, period)
 
     async def _answer(self, io_request: IoRequest[Connection]) -> Any:
-        try:
-            match io_request:
-                case OpenConnection(connection):
-                    return connection.open()
-                case RunCommand(connection, command):
-                    return connection.run(command)
-                case PauseStep(seconds):
-                    return time.sleep(seconds)  # noqa: ASYNC251 # it blocks
-        except BaseException as error:  # noqa: BLE001 # see above
-            return error
+        return _answered(io_request)
+
+
+def connected(address: Address, options: ClientOptions) -> Connection:
+    """Return a connection on which the user of the options is signed in.
+
+    Raises:
+        ServerUnavailable: the server refused the connection or did not answer in time.
+        AuthenticationFailed: the user or the password is wrong.
+    """
+    connection = Connection(address, options)
+    steps = set_up(connection, options)
+    answer: Any = None
+    try:
+        while True:
+            answer = _answered(steps.send(answer))
+    except StopIteration:
+        return connection
+
+
+def _answered(io_request: IoRequest[Connection]) -> Any:
+    """Return the result of a request, or the error that it raises."""
+    try:
+        match io_request:
+            case OpenConnection(connection):
+                return connection.open()
+            case RunCommand(connection, command):
+                return connection.run(command)
+            case PauseStep(seconds):
+                return time.sleep(seconds)
+    except BaseException as error:  # noqa: BLE001 # its caller raises it
+        return error
 
 
 def _reason(error: OSError) -> str:

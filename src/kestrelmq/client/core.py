@@ -149,7 +149,7 @@ class Pool(Generic[C]):
                 return connection
             connection.close()
         connection = self._make(address, self._options)
-        yield from _set_up(connection, self._options)
+        yield from set_up(connection, self._options)
         with self._lock:
             self._opened = [one for one in self._opened if one.is_open]
             self._opened.append(connection)
@@ -291,7 +291,7 @@ def is_ours(reads: Iterable[HeldReads[Any]]) -> bool:
     return not any(held.process.is_another for held in reads)
 
 
-def _set_up(connection: C, options: ClientOptions) -> Generator[IoRequest[C], Any, None]:
+def set_up(connection: C, options: ClientOptions) -> Generator[IoRequest[C], Any, None]:
     """Connect, sign in, and say the client's name, as far as there are a user and a name.
 
     Raises:

@@ -17,6 +17,7 @@ names no queue, is a dead letter: see `dead_letters`.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +36,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kestrelmq.client import Client, commands
-from kestrelmq.client.blocking import Connection
+from kestrelmq.client.blocking import connected
 from kestrelmq.client.cluster import FixedMembership, Membership, by_affinity
 from kestrelmq.client.options import LONGEST_DELAY, ClientOptions, Expiry
 from kestrelmq.clock import Clock, SystemClock
@@ -293,15 +294,12 @@ def largest_item(membership: Membership, options: ClientOptions, queue: str) -> 
     name = commands.checked_queue(queue)
     limits = []
     for server in membership.writes():
-        connection = Connection(server, options)
         try:
-            connection.open()
-            connection.run(commands.peek(name))  # only queues that exist have settings
-            limits.append(connection.run(commands.item_limit(name)))
+            with closing(connected(server, options)) as connection:
+                connection.run(commands.peek(name))  # only queues that exist have settings
+                limits.append(connection.run(commands.item_limit(name)))
         except ClientError:
             return None
-        finally:
-            connection.close()
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
 

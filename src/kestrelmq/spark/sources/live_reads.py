@@ -7,7 +7,7 @@ from typing import Final
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import parse_address
-from kestrelmq.client.blocking import Connection
+from kestrelmq.client.blocking import Connection, connected
 from kestrelmq.client.commands import ReservedRead
 from kestrelmq.errors import ClientError, KestrelError, ServerRefused
 from kestrelmq.spark.sources.live_offsets import Chunk
@@ -85,6 +85,5 @@ class HeldItems:
         connection = self._connection
         if connection is None or not connection.is_usable() or str(connection.address) != server:
             self.close()
-            connection = self._connection = Connection(parse_address(server), self._clients)
-            connection.open()
+            connection = self._connection = connected(parse_address(server), self._clients)
         return connection

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import parse_address
-from kestrelmq.client.blocking import Connection
+from kestrelmq.client.blocking import connected
 from kestrelmq.client.commands import BrowsedItem
 from kestrelmq.client.options import ClientOptions
 from kestrelmq.errors import KestrelError, ServerRefused
@@ -79,8 +79,7 @@ def look_through(
         QueueBeganAnew: the server was restarted, or the queue deleted.
         ClientError: the server cannot be asked.
     """
-    with closing(Connection(parse_address(one.server), options or ClientOptions())) as connection:
-        connection.open()
+    with closing(connected(parse_address(one.server), options or ClientOptions())) as connection:
         at = one.begin
         while at < one.end:
             most = min(MAX_RESERVED, one.end - at)

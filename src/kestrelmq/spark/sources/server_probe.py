@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from kestrelmq.client import commands
 from kestrelmq.client.address import Address, parse_address
-from kestrelmq.client.blocking import Connection
+from kestrelmq.client.blocking import Connection, connected
 from kestrelmq.client.cluster import Membership, ServerSet
 from kestrelmq.client.commands import Command, Reads, ReservedCount
 from kestrelmq.client.options import ClientOptions
@@ -485,9 +485,7 @@ class ServerProbe:
         connection = self._connections.get(server)
         if connection is None or not connection.is_usable():
             self._close(server)
-            connection = Connection(server, self._options)
-            connection.open()
-            self._connections[server] = connection
+            connection = self._connections[server] = connected(server, self._options)
         return connection.run(command)
 
     def _set_aside(self, server: Address, error: ClientError) -> None:
