@@ -192,22 +192,30 @@ class ItemSender:
 
     def _fitting(
         self, queue: str, items: Sequence[bytes], expiry: Expiry
-    ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield runs of items that are not too large, each with the place of its first.
+    ) -> list[tuple[int, list[bytes]]]:
+        """Return runs of items that are not too large, each with the place of its first.
 
-        Those that are too large are rejected before anything is sent, by every attempt.
+        The others are rejected before anything is sent, by every attempt.
         """
         if queue not in self._limits:
             self._limits[queue] = self._largest(queue)
-        fitting = self._without_too_large(queue, list(items), expiry, self._limits[queue])
-        if len(fitting) == len(items):
-            yield 0, fitting
-            return
-        limit = self._limits[queue] or 0
+        limit = self._limits[queue]
+        if limit is None:
+            return [(0, list(items))]
+        until = int(expiry.timestamp() * 1000) if isinstance(expiry, datetime) else 0
+        fitting = []
         for fits, run in groupby(enumerate(items), lambda one: len(one[1]) <= limit):
+            places, some = zip(*run, strict=True)
             if fits:
-                places, some = zip(*run, strict=True)
-                yield places[0], list(some)
+                fitting.append((places[0], list(some)))
+                continue
+            for item in some:
+                reason = (
+                    f"an item of queue {queue!r} has {len(item)} bytes, and the servers take at "
+                    f"most {limit}"
+                )
+                self._reject(DeadLetter(queue, item, until, reason))
+        return fitting
 
     def _send(
         self,
@@ -268,25 +276,6 @@ class ItemSender:
             return self._delay
         left = min((due - self._clock.now()) / 1000, LONGEST_DELAY)
         return left if left > 0 else None
-
-    def _without_too_large(
-        self, queue: str, items: list[bytes], expiry: Expiry, largest: int | None
-    ) -> list[bytes]:
-        """Reject the items that no server would ever take; return the others."""
-        if largest is None:
-            return items
-        for item in items:
-            if len(item) > largest:
-                self._reject(
-                    DeadLetter(
-                        queue,
-                        item,
-                        int(expiry.timestamp() * 1000) if isinstance(expiry, datetime) else 0,
-                        f"an item of queue {queue!r} has {len(item)} bytes, and the servers take "
-                        f"at most {largest}",
-                    )
-                )
-        return [item for item in items if len(item) <= largest]
 
 
 def largest_item(membership: Membership, options: ClientOptions, queue: str) -> int | None:

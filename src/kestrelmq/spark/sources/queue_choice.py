@@ -72,10 +72,6 @@ class QueueChoice:
             return json.dumps(words, ensure_ascii=False)
         return ",".join(words)
 
-    def shown(self) -> str:
-        """Return the names and patterns for an error message."""
-        return ", ".join([*self.names, *self.patterns])
-
     def matches(self, name: str) -> bool:
         """Whether the queue is one of these."""
         return name in self.names or any(_matches(pattern, name) for pattern in self.patterns)

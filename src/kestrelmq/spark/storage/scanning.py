@@ -69,8 +69,7 @@ class FileView:
     """The first `size` bytes of a journal file, with header fields as arrays.
 
     Attributes:
-        torn_at: where the torn record at the end begins, or None; `chunks` sets it, likewise:
-        has_state_dump: whether a STATE_DUMP ends the file in replay.
+        torn_at: where the torn record at the end begins, or None; `chunks` sets it.
     """
 
     def __init__(self, buffer: Buffer, size: int, *, last: bool) -> None:
@@ -82,7 +81,6 @@ class FileView:
         self.buffer = buffer if len(buffer) == size else memoryview(buffer)[:size]
         self.size = size
         self.torn_at: int | None = None
-        self.has_state_dump = False
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8, count=size)
 
     def field(
@@ -112,7 +110,6 @@ class FileView:
         walk = Walk(self.buffer, _find, last=self._last, step=_step, forgets=False)
         for section, batches in walk.sections(begin):
             if section != begin:
-                self.has_state_dump = True
                 dump = np.array([section - STATE_DUMP_SIZE], dtype=np.int64)
                 yield self._chunk([dump], section, is_state_dump=True)
                 if replayed_only:
