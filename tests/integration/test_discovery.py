@@ -47,7 +47,7 @@ def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 def join(registry: KazooClient, kind: str, address: str) -> str:
     """Add a server to a set as servers do; return its node."""
     at = parse_address(address)
-    data = member_data(at.host, {"memcache": at.port})
+    data = member_data({"memcache": (at.host, at.port)})
     path = f"{PREFIX}/{kind}/member_"
     node: str = registry.create(path, data, ephemeral=True, sequence=True, makepath=True)
     return node
@@ -97,7 +97,7 @@ def test_members_come_and_go(zookeeper: ZooKeeper, registry: KazooClient) -> Non
         join(registry, "read", "h3:1")
         until(lambda: members.reads() == (Address("h3", 1),))
         registry.create(f"{PREFIX}/read/member_x", b"nonsense")
-        registry.create(f"{PREFIX}/read/other", member_data("h4", {"memcache": 1}))
+        registry.create(f"{PREFIX}/read/other", member_data({"memcache": ("h4", 1)}))
         join(registry, "read", "h5:1")
         until(lambda: members.reads() == (Address("h3", 1), Address("h5", 1)))
     finally:

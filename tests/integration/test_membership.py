@@ -22,7 +22,7 @@ from kestrelmq.server.status import ServerStatus, Status
 from tests.support.patience import PATIENCE
 from tests.support.zookeeper import ZooKeeper
 
-MEMBER = member_data("192.0.2.7", {"memcache": 22133, "text": 2222})
+MEMBER = member_data({"memcache": ("192.0.2.7", 22133), "text": ("192.0.2.7", 2222)})
 PREFIX = "/services/kestrel"
 
 

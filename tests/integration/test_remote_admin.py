@@ -53,6 +53,19 @@ def open_server(tmp_path: Path, config: str = "") -> Iterator[ServerProcess]:
         yield server
 
 
+def test_each_listener_may_have_its_own_address(tmp_path: Path) -> None:
+    """An admin service on loopback needs no token, though other machines reach the other ports."""
+    config = 'admin_http_address = "127.0.0.1"\nthrift_listen_address = "127.0.0.2"\n'
+    with open_server(tmp_path, config) as server:
+        for name, address in ("text", "0.0.0.0"), ("thrift", "127.0.0.2"), ("admin", "127.0.0.1"):
+            assert server.logged(f"{name} listening on {address}:")
+        socket.create_connection(("127.0.0.2", server.ports["thrift"]), PATIENCE).close()
+        flush = http.client.HTTPConnection("127.0.0.1", server.ports["admin"], timeout=PATIENCE)
+        flush.request("POST", "/api/v1/queues/jobs/flush")
+        assert flush.getresponse().status == 404
+        flush.close()
+
+
 def set_status_call(status: int) -> bytes:
     """Return a thrift call of `set_status`."""
     call = struct.pack(">HHi", 0x8001, 1, 10) + b"set_status" + struct.pack(">i", 1)

@@ -60,7 +60,7 @@ class Guard:
         config = context.config
         self._context = context
         self._sessions = sessions
-        self._loopback = is_loopback(config.listen_address)
+        self._loopback = is_loopback(config.addresses.get("admin", ""))
         self._tokens = [token.get_secret_value().encode() for token in config.admin_tokens]
         self._remote = config.allow_remote_admin
         self._signins = SignIns(failures=context.sign_ins.failures)

@@ -65,7 +65,7 @@ class AdminService:
         reserves = LongRequests(
             connections.most // 2, "requests to reserve items", "too_many_reserves"
         )
-        is_local = is_loopback(config.listen_address)
+        is_local = is_loopback(config.addresses.get(self.name, ""))
         admin = AdminContext(
             context,
             sampler,

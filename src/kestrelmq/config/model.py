@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from kestrelmq.config.problems import problem_lines, table_of
 from kestrelmq.config.values import (
     CHOICE,
+    OPTIONAL_HOST,
     PORT,
     SOCKET_PATH,
     Count,
@@ -39,6 +40,7 @@ from kestrelmq.config.values import (
     OptionalDuration,
     OptionalFilePath,
     OptionalFunction,
+    OptionalHost,
     OptionalOwner,
     OptionalPasswordHash,
     OptionalPeriod,
@@ -263,7 +265,15 @@ class ServerConfig(_Settings):
     """The whole configuration of a server."""
 
     listen_address: Host = "127.0.0.1"
-    """Address on which every port is bound; 0.0.0.0 is every interface."""
+    """Address on which the ports are bound; 0.0.0.0 is every interface."""
+    memcache_listen_address: OptionalHost = None
+    """Address of the memcache port; None is `listen_address`."""
+    text_listen_address: OptionalHost = None
+    """Address of the text port; None is `listen_address`."""
+    thrift_listen_address: OptionalHost = None
+    """Address of the thrift port; None is `listen_address`."""
+    admin_http_address: OptionalHost = None
+    """Address of the admin service's port; None is `listen_address`."""
     memcache_listen_port: Port = 22133
     """Port of the memcache protocol."""
     text_listen_port: Port = 2222
@@ -365,14 +375,27 @@ class ServerConfig(_Settings):
         """The status file in force."""
         return self.status_file or self.queue_path / "~~status"
 
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """The address of each listener that has a port."""
+        return {
+            listener: getattr(self, LISTEN_ADDRESSES[listener]) or self.listen_address
+            for listener, setting in LISTEN_PORTS.items()
+            if getattr(self, setting) is not None
+        }
+
     @model_validator(mode="after")
     def _check_listeners(self) -> Self:
         users: dict[object, str] = {}
-        for setting in (*LISTEN_PORTS.values(), *LISTEN_PATHS.values()):
+        for listener, setting in (*LISTEN_PORTS.items(), *LISTEN_PATHS.items()):
             found: int | Path | None = getattr(self, setting)
             if not found:
                 continue
-            place = os.path.realpath(found) if isinstance(found, Path) else found
+            place = (
+                os.path.realpath(found)
+                if isinstance(found, Path)
+                else (self.addresses[listener], found)
+            )
             if place in users:
                 raise ValueError(f"{users[place]} and {setting} are both {found}")
             users[place] = setting
@@ -438,6 +461,8 @@ def _listener_settings(kind: ValueKind) -> dict[str, str]:
     return {name.split("_")[0]: name for name, field in fields if value_kind_of(field) is kind}
 
 
+LISTEN_ADDRESSES: Final = _listener_settings(OPTIONAL_HOST)
+"""The setting of the address of each listener's port, by the listener."""
 LISTEN_PORTS: Final = _listener_settings(PORT)
 """The setting of each listener's port, by the listener: memcache, text, thrift, admin."""
 LISTEN_PATHS: Final = _listener_settings(SOCKET_PATH)

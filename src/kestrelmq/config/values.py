@@ -365,7 +365,11 @@ PORT: Final = (
 )
 Port = Annotated[int | None, PORT]
 Flag = Annotated[bool, ValueKind(_flag)]
-Host = Annotated[str, ValueKind(_host)]
+_HOST: Final = ValueKind(_host)
+Host = Annotated[str, _HOST]
+OPTIONAL_HOST: Final = _HOST.or_none("none")
+"""The kind of a setting that holds the address of one listener."""
+OptionalHost = Annotated[str | None, OPTIONAL_HOST]
 FilePath = Annotated[Path, _PATH]
 OptionalFilePath = Annotated[Path | None, _PATH.or_none("none")]
 SOCKET_PATH: Final = ValueKind(_socket_path, str).or_none("none")

@@ -22,14 +22,16 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*", ""})
 ENDPOINT_NAMES: Final = ("memcache", "thrift", "text")
 
 
-def member_data(host: str, ports: Mapping[str, int]) -> bytes:
-    """Return the data of a member node: `host`, and the `ports` of the names in `ENDPOINT_NAMES`.
+def member_data(listeners: Mapping[str, tuple[str, int]]) -> bytes:
+    """Return the data of a member node: host and port of each of `ENDPOINT_NAMES` that is on.
 
     Raises:
         ConfigError: no such listener is on, so there is nothing to announce.
     """
     endpoints = {
-        name: {"host": host, "port": ports[name]} for name in ENDPOINT_NAMES if name in ports
+        name: {"host": listeners[name][0], "port": listeners[name][1]}
+        for name in ENDPOINT_NAMES
+        if name in listeners
     }
     if not endpoints:
         raise ConfigError("[zookeeper] needs a memcache, thrift or text listener to advertise")

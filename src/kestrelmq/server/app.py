@@ -28,7 +28,7 @@ from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.queues.counters import Counters
 from kestrelmq.queues.startup import StartUp
 from kestrelmq.scheduling.worker import InlineWorker, ThreadWorker, Worker
-from kestrelmq.server.advertise import advertised_host, member_data
+from kestrelmq.server.advertise import ENDPOINT_NAMES, advertised_host, member_data
 from kestrelmq.server.certificates import Certificates, load_context
 from kestrelmq.server.clients import close_removed, close_silent, close_unsigned
 from kestrelmq.server.connection import Connection, Session
@@ -117,7 +117,7 @@ class Server:
             announce: called with one line for each listener and the console, then with `ready`.
             config_file: the file that `config` came from, for `reload`.
             overrides: settings from the command line; a reload applies them again.
-            advertise: returns the host to announce in ZooKeeper for the listen address.
+            advertise: returns the host to announce in ZooKeeper for a listener's address.
             services: the services to run beside the client listeners.
             wait: serve no clients until every queue is loaded, however long that takes.
         """
@@ -127,7 +127,7 @@ class Server:
         self._overrides = overrides or {}
         self._services = services
         self._advertise = advertise
-        self._host = ""
+        self._hosts: dict[str, str] = {}
         self._clock = TurnClock()
         self._collection = QueueCollection(config, self._clock)
         self._turns = TurnLoop(self._clock, self._collection.commits)
@@ -163,7 +163,9 @@ class Server:
         self._put_users_in_force(self._users.load(self._config))
         self._certificates.put_in_force(self._config, load_context(self._config))
         if self._config.zookeeper is not None:
-            self._host = self._advertise(self._config.listen_address)
+            found = self._config.addresses
+            hosts = {name: found[name] for name in ENDPOINT_NAMES if name in found}
+            self._hosts = {name: self._advertise(address) for name, address in hosts.items()}
         _raise_file_limit()
         # The longest wait of the loop for a thread that packs a journal or runs an fsync.
         sys.setswitchinterval(_SWITCH_INTERVAL)
@@ -355,7 +357,9 @@ class Server:
         config = self._config.zookeeper
         if config is None:
             return None
-        member = member_data(self._host, self._ports)
+        member = member_data(
+            {name: (host, self._ports[name]) for name, host in self._hosts.items()}
+        )
         membership = ServerSetMembership(config, member, context.loop.call_soon_threadsafe)
         context.status.listener = membership.status_changed
         membership.start(context.status.status)

@@ -85,7 +85,7 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
             "status_file: several processes cannot share one; without the setting each keeps "
             "its own in its queue path"
         )
-    users: dict[int, str] = {}
+    users: dict[tuple[str, int], str] = {}
     found = []
     for index in range(count):
         ports: list[tuple[str, int | None]] = []
@@ -96,9 +96,10 @@ def processes_of(config: ServerConfig, count: int) -> list[Process]:
                 user = f"the {listener} port of process {index}"
                 if port > _MOST_PORT:
                     raise ConfigError(f"{user} would be {port}; the largest is {_MOST_PORT}")
-                if port in users:
-                    raise ConfigError(f"{user} would be {port}, which is {users[port]}")
-                users[port] = user
+                place = (config.addresses[listener], port)
+                if place in users:
+                    raise ConfigError(f"{user} would be {port}, which is {users[place]}")
+                users[place] = user
             ports.append((listener, port))
         paths = tuple(
             (listener, _socket_path(path, index))

@@ -9,11 +9,11 @@ queue or pauses it, which every client may make. Of very many, the rest are coun
 
 import ipaddress
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from kestrelmq.access.users import User
-from kestrelmq.config import LISTEN_PORTS, ServerConfig
+from kestrelmq.config import ServerConfig
 from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.server.logs import LogThrottle
 from kestrelmq.server.sockets import UNIX
@@ -178,17 +178,17 @@ or, if something else protects the ports, set allow_unauthenticated = true"""
 
 def unsafe(config: ServerConfig) -> Iterator[str]:
     """Yield what is not safe about the ports of a server, to show when it starts."""
-    ports = [name for name, setting in LISTEN_PORTS.items() if getattr(config, setting) is not None]
-    if not ports:
+    if not config.addresses:
         return
-    address = config.listen_address
-    is_local = is_loopback(address)
+    exposed = _exposed(config)
     if not config.users:
-        who = "every program on this machine" if is_local else f"whoever reaches {address}"
+        who = (
+            f"whoever reaches {_addresses(exposed)}" if exposed else "every program on this machine"
+        )
         yield f"no users: {who} can read, change and delete every queue"
     secure = () if config.tls is None else config.tls.listeners
-    plain = [name for name in ports if name not in secure]
-    if plain and not is_local:
+    plain = [name for name in exposed if name not in secure]
+    if plain:
         yield f"no TLS ({', '.join(plain)}): passwords and items cross the network readable"
 
 
@@ -198,14 +198,24 @@ def check_reachable(config: ServerConfig) -> None:
     Raises:
         ConfigError: it has none; the message says how to make one.
     """
-    has_port = any(getattr(config, setting) is not None for setting in LISTEN_PORTS.values())
-    if not has_port or is_loopback(config.listen_address) or config.users:
+    exposed = _exposed(config)
+    if not exposed or config.users:
         return
     if not config.allow_unauthenticated:
-        raise ConfigError(_NEEDS_USERS.format(address=config.listen_address))
+        raise ConfigError(_NEEDS_USERS.format(address=_addresses(exposed)))
     log.warning(
         "listen_address %s can be reached from other machines, and clients need no password:"
         " any client that reaches it may read and change every queue%s",
-        config.listen_address,
+        _addresses(exposed),
         ", and stop the server" if config.allow_remote_admin else "",
     )
+
+
+def _exposed(config: ServerConfig) -> dict[str, str]:
+    """Return the address of each listener whose port other machines can reach."""
+    found = config.addresses.items()
+    return {listener: address for listener, address in found if not is_loopback(address)}
+
+
+def _addresses(exposed: Mapping[str, str]) -> str:
+    return " and ".join(dict.fromkeys(exposed.values()))

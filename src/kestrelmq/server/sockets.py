@@ -79,7 +79,7 @@ def endpoints(config: ServerConfig, listener: str) -> list[Endpoint]:
     }[listener]
     found: list[Endpoint] = []
     if port is not None:
-        found.append(TcpEndpoint(config.listen_address, port))
+        found.append(TcpEndpoint(config.addresses[listener], port))
     if path is not None:
         mode = int(config.listen_path_mode, 8)
         found.append(UnixEndpoint(path, mode, config.listen_path_owner))

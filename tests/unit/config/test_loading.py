@@ -174,6 +174,10 @@ def problems(text: str) -> list[str]:
             "memcache_listen_port and admin_http_port are both 7",
         ),
         (
+            "text_listen_port = 7\nadmin_http_port = 7\nadmin_http_address = '127.0.0.1'",
+            "text_listen_port and admin_http_port are both 7",
+        ),
+        (
             "memcache_listen_path = '/r/s'\ntext_listen_path = '/r/../r/s'",
             "memcache_listen_path and text_listen_path are both /r/../r/s",
         ),

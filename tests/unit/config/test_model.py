@@ -105,6 +105,10 @@ def test_built_in_server_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config = ServerConfig()
     assert dict(config) == {
         "listen_address": "127.0.0.1",
+        "memcache_listen_address": None,
+        "text_listen_address": None,
+        "thrift_listen_address": None,
+        "admin_http_address": None,
         "memcache_listen_port": 22133,
         "text_listen_port": 2222,
         "thrift_listen_port": 2229,
@@ -210,6 +214,8 @@ def test_a_queue_setting_takes_what_people_write(line: str, value: object) -> No
     ("line", "value"),
     [
         ('listen_address = "0.0.0.0"', "0.0.0.0"),
+        ('admin_http_address = "::1"', "::1"),
+        ('text_listen_address = "none"', None),
         ("memcache_listen_port = 0", 0),
         ('text_listen_port = "none"', None),
         ('queue_path = "/var/spool/kestrel"', Path("/var/spool/kestrel")),

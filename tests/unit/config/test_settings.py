@@ -26,7 +26,7 @@ from kestrelmq.config import (
     queue_settings,
     secret_settings,
 )
-from kestrelmq.config.model import value_kinds
+from kestrelmq.config.model import LISTEN_ADDRESSES, value_kinds
 from kestrelmq.config.rendering import value_in_toml
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +51,8 @@ OTHERS = {
     "memcache_dialect": "memcached",
 }
 """Values that are no default, for the settings that take only some texts."""
+PROPERTIES = {"status_file": "status_path"} | dict.fromkeys(LISTEN_ADDRESSES.values(), "addresses")
+"""What the settings are looked at by that have a property."""
 
 
 def other_value(model: type[BaseModel], name: str) -> Any:
@@ -83,9 +85,9 @@ def test_a_setting_is_documented(model: type[BaseModel], name: str) -> None:
 
 @pytest.mark.parametrize(("model", "name"), SETTINGS)
 def test_a_setting_is_obeyed_somewhere(model: type[BaseModel], name: str) -> None:
-    """A module outside of the configuration looks at it; `status_file` by `status_path`."""
+    """A module outside of the configuration looks at it; at some by a property."""
     package = Path(kestrelmq.__file__).parent
-    attribute = "status_path" if name == "status_file" else name
+    attribute = PROPERTIES.get(name, name)
     used = re.compile(rf"\.{attribute}\b")
     files = [file for file in package.rglob("*.py") if file.parent.name != "config"]
     assert any(used.search(file.read_text()) for file in files), f"{model.__name__}.{name}"

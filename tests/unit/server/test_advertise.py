@@ -13,11 +13,12 @@ H = "q1.example.org"
 
 def test_the_member_data_is_twitters_server_set_json() -> None:
     """All endpoints are named; memcache is the service endpoint."""
-    assert json.loads(member_data(H, {"text": 2222, "thrift": 2229, "memcache": 22133})) == {
+    listeners = {"text": (H, 2222), "thrift": ("192.0.2.8", 2229), "memcache": (H, 22133)}
+    assert json.loads(member_data(listeners)) == {
         "serviceEndpoint": {"host": H, "port": 22133},
         "additionalEndpoints": {
             "memcache": {"host": H, "port": 22133},
-            "thrift": {"host": H, "port": 2229},
+            "thrift": {"host": "192.0.2.8", "port": 2229},
             "text": {"host": H, "port": 2222},
         },
         "status": "ALIVE",
@@ -37,7 +38,7 @@ def test_the_service_endpoint_is_memcache_else_thrift_else_text(
     ports: dict[str, int], service: int
 ) -> None:
     """A listener that is off is not advertised; the admin port never is."""
-    data = json.loads(member_data(H, ports))
+    data = json.loads(member_data({name: (H, port) for name, port in ports.items()}))
     assert data["serviceEndpoint"]["port"] == service
     assert set(data["additionalEndpoints"]) == set(ports) - {"admin"}
 
@@ -45,7 +46,7 @@ def test_the_service_endpoint_is_memcache_else_thrift_else_text(
 def test_a_server_that_listens_to_nothing_cannot_be_advertised() -> None:
     """The admin port alone serves no queue."""
     with pytest.raises(ConfigError, match="memcache, thrift or text"):
-        member_data(H, {"admin": 2223})
+        member_data({"admin": (H, 2223)})
 
 
 @pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])

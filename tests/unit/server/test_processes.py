@@ -39,6 +39,14 @@ def test_default_ports_do_not_meet() -> None:
     assert len(processes_of(ServerConfig(), 64)) == 64
 
 
+def test_ports_of_different_addresses_do_not_meet() -> None:
+    """One address may have the port of another."""
+    settings = {"admin_http_port": 2232, "text_listen_port": 2222, "admin_http_address": "::1"}
+    first, second = processes_of(ServerConfig.model_validate(settings), 2)
+    assert dict(first.ports)["admin"] == dict(second.ports)["text"]
+    ServerConfig(admin_http_port=2222, admin_http_address="::1")
+
+
 @pytest.mark.parametrize(
     ("settings", "count", "message"),
     [

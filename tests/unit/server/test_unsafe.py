@@ -12,13 +12,13 @@ from tests.support.users import HASH
 
 LOCAL: Final = "no users: every program on this machine can read, change and delete every queue"
 REMOTE: Final = "no users: whoever reaches 0.0.0.0 can read, change and delete every queue"
-NO_TLS: Final = (
-    "no TLS (memcache, text, thrift, admin): passwords and items cross the network readable"
-)
+ALL: Final = "memcache, text, thrift, admin"
+NO_TLS: Final = f"no TLS ({ALL}): passwords and items cross the network readable"
 USERS: Final = {"users": {"root": {"password_hash": HASH, "admin": True}}}
 TLS: Final = {"tls": {"certificate": "/etc/certificate"}}
 ONLY_TEXT: Final = {"tls": {"certificate": "/etc/certificate", "listeners": ["text", "admin"]}}
 EVERYWHERE: Final = {"listen_address": "0.0.0.0"}
+LOCAL_ADMIN: Final = {"admin_http_address": "localhost"}
 NO_PORTS: Final = {f"{name}_listen_port": None for name in ("memcache", "text", "thrift")} | {
     "admin_http_port": None,
     "memcache_listen_path": Path("/run/kestrelmq"),
@@ -33,10 +33,12 @@ NO_PORTS: Final = {f"{name}_listen_port": None for name in ("memcache", "text", 
         (NO_PORTS, []),
         (EVERYWHERE, [REMOTE, NO_TLS]),
         (EVERYWHERE | USERS, [NO_TLS]),
+        ({"text_listen_address": "0.0.0.0"}, [REMOTE, NO_TLS.replace(ALL, "text")]),
+        (EVERYWHERE | LOCAL_ADMIN | USERS, [NO_TLS.replace(ALL, "memcache, text, thrift")]),
         (EVERYWHERE | USERS | TLS, []),
         (
             EVERYWHERE | USERS | ONLY_TEXT,
-            [NO_TLS.replace("memcache, text, thrift, admin", "memcache, thrift")],
+            [NO_TLS.replace(ALL, "memcache, thrift")],
         ),
     ],
 )
