@@ -675,8 +675,8 @@ class Parser:
             place, rest[0] = _text({b"from": rest[0].removeprefix(b"from=")}, b"from"), b"0"
         if len(rest) > 2:
             raise ClientFault(_BROWSE, closes=False)
-        numbers = [_count(word, "browse") for word in rest]
-        offset, most = (*numbers, *(0, _BROWSED)[len(numbers) :])
+        offset = _count(rest[0], "browse") if rest else 0
+        most = _count(rest[1], "browse") if len(rest) == 2 else _BROWSED
         return Browse(name, offset, most, search, kind == b"pattern", place)
 
     def _move(self, words: list[bytes]) -> Move:
