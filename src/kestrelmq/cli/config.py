@@ -20,6 +20,8 @@ from kestrelmq.config import (
 from kestrelmq.config.kestrel_scala import import_kestrel
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import queue_name_error
+from kestrelmq.server.certificates import load_context
+from kestrelmq.server.server_actions import check_reachable
 
 app = typer.Typer(help="Check, show and describe the configuration.", no_args_is_help=True)
 
@@ -28,7 +30,9 @@ app = typer.Typer(help="Check, show and describe the configuration.", no_args_is
 def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
     """Check whether a server would start with FILE; if not, print everything that is wrong."""
     config = load_config(file)
+    check_reachable(config)
     Users().load(config)  # reads the password files
+    load_context(config)  # reads those of TLS
     for warning in config_warnings(config):
         print(f"{file}: warning: {warning}", file=sys.stderr)
     print(f"{file}: ok, {len(config.queues)} queues and {len(config.aliases)} aliases configured")

@@ -16,6 +16,7 @@ from kestrelmq.version import BUILD, VERSION
 
 FULL = """
 listen_address = "0.0.0.0"
+allow_unauthenticated = true
 thrift_listen_port = "none"
 queue_path = "/var/spool/kestrel"
 log_file = "/var/log/kestrel"
@@ -84,6 +85,23 @@ def test_check_reports_every_problem(tmp_path: Path, capsys: pytest.CaptureFixtu
         ),
         f"kestrelmq: error: {path}: default.max_itms: unknown setting; did you mean max_items?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("listen_address = '0.0.0.0'", "listen_address 0.0.0.0 can be reached"),
+        ("[tls]\ncertificate = '/none.pem'", "tls.certificate: /none.pem: No such file"),
+    ],
+)
+def test_check_refuses_what_no_server_starts_with(
+    settings: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each setting is right by itself."""
+    path = tmp_path / "k.toml"
+    path.write_text(settings)
+    assert run("config", "check", str(path)) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_show_prints_what_loads_again(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
