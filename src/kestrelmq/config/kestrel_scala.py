@@ -8,13 +8,14 @@ else there is, or has no counterpart here, is reported with its line and the rea
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel
 
-from kestrelmq.config.loading import validated_config
+from kestrelmq.config.loading import config_from_toml, validated_config
 from kestrelmq.config.model import (
     AliasConfig,
     QueueConfig,
@@ -48,11 +49,11 @@ _REASONS: Final = {
     ),
     "clientInitializer": "name a Python function, `module:function`, as client_initializer",
     "serverSetInitializer": "name a Python function, `module:function`, as server_set_initializer",
-    "listenAddress": (
-        "carried over; but off loopback the server starts only with users, or with "
-        "allow_unauthenticated = true"
-    ),
 }
+_NEEDS_USERS: Final = (
+    "carried over; but off loopback the server starts only with users, or with "
+    "allow_unauthenticated = true"
+)
 _LEVELS: Final = {
     "OFF": "critical", "FATAL": "critical", "CRITICAL": "critical", "ERROR": "error",
     "WARNING": "warning", "WARN": "warning", "INFO": "info", "DEBUG": "debug", "TRACE": "debug",
@@ -103,8 +104,15 @@ def import_kestrel(text: str, source: str) -> Imported:
     except RecursionError:
         raise ConfigError(f"{source}: it is nested too deeply") from None
     found = _Settings()
-    for setting in body:
+    # The queue path decides which other paths may be used.
+    for setting in sorted(body, key=lambda one: one.name != "queuePath"):
+        before = deepcopy(found)
         found.take(setting)
+        try:
+            config_from_toml(found.toml(), source)
+        except ConfigError as error:
+            found = before
+            found.remark(setting, _plain(error))
     return Imported(found.toml(), sorted(found.remarks, key=lambda one: one.line))
 
 
@@ -372,8 +380,8 @@ class _Settings:
             self._take_loggers(setting)
         elif first == "listenAddress":
             self._put(self.server, ServerConfig, setting, "listen_address")
-            if setting.value not in {"127.0.0.1", "::1", "localhost"}:
-                self._remark(setting)
+            if self.server.get("listen_address") not in {None, "127.0.0.1", "::1", "localhost"}:
+                self.remark(setting, _NEEDS_USERS)
         elif first == "defaultStatus" and isinstance(setting.value, _Name):
             status = setting.value.text.rpartition(".")[2].lower()
             self._put(self.server, ServerConfig, setting, "default_status", status)
@@ -398,11 +406,12 @@ class _Settings:
             found = tuple(found) if isinstance(found, list) else found
             reason = _problem(model, name, found)
         if reason:
-            self._remark(setting, reason)
+            self.remark(setting, reason)
         else:
             table[name] = found
 
-    def _remark(self, setting: _Setting, reason: str = "") -> None:
+    def remark(self, setting: _Setting, reason: str = "") -> None:
+        """Say that a setting was not carried over, or what else there is to say about it."""
         known = _REASONS.get(setting.name.partition(".")[0])
         self.remarks.append(Remark(setting.line, setting.name, known or reason))
 
@@ -413,7 +422,7 @@ class _Settings:
             name = block.text("name") if isinstance(block, _Block) else ""
             problem = queue_name_error(name) if name else "it has no name"
             if not isinstance(block, _Block):
-                self._remark(setting, _NO_CODE)
+                self.remark(setting, _NO_CODE)
             elif problem is not None:
                 self.remarks.append(Remark(block.line, f"{setting.name} {name}".strip(), problem))
             else:
@@ -443,11 +452,11 @@ class _Settings:
             if one.name not in {"host", "port", "username", "password"}:
                 self._put(table, ZooKeeperConfig, one, _snake(one.name))
             elif not isinstance(one.value, (str, int)):
-                self._remark(one, _NO_CODE)
+                self.remark(one, _NO_CODE)
         try:
             ZooKeeperConfig(**table)
         except ConfigError as error:
-            self._remark(setting, _plain(error))
+            self.remark(setting, _plain(error))
         else:
             self.tables["zookeeper",] = table
 
@@ -464,7 +473,7 @@ class _Settings:
                 for handler in handlers:
                     if isinstance(handler, _Block) and (file := handler.text("filename")):
                         self._put(self.server, ServerConfig, one, "log_file", file)
-        self._remark(setting)
+        self.remark(setting)
 
 
 _CHECKS: Final[Mapping[type[BaseModel], Callable[..., object]]] = {

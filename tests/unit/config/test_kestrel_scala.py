@@ -93,6 +93,10 @@ def test_the_example_of_the_guide() -> None:
         ("queues = new QueueBuilder { maxItems = 3 }", "no name"),
         ("queues = others", "only constants"),
         ('zookeeper = new ZooKeeperBuilder { host = "h" }', "path_prefix"),
+        ("zookeeper = None", "a table"),
+        ('listenAddress = List("h")', "the name or the address of a host"),
+        ('statusFile = "/q/.status"', "would be taken for a queue's journal"),
+        ('aliases = new AliasBuilder { name = "a"; destinationQueues = List("a") }', "itself"),
     ],
 )
 def test_what_cannot_be_carried_over(setting: str, reason: str) -> None:
@@ -144,7 +148,8 @@ def test_a_file_that_is_not_a_configuration_is_an_error(text: str, reason: str) 
 _WORDS = st.sampled_from(
     ["name", "=", "{", "}", "(", ")", "new", "QueueBuilder", "::", "queues", '"q"', "3", ".",
      "megabytes", "Some", "List", ",", ";", "\n", "default", "maxItems", "zookeeper", "loggers",
-     "level", "None", '"', "//", "/*", "*/", "Nil"]
+     "level", "None", '"', "//", "/*", "*/", "Nil", "queuePath", "statusFile", '"/q/s"', "aliases",
+     "destinationQueues", "listenAddress"]
 )  # fmt: skip
 
 
