@@ -32,6 +32,9 @@ CONFIG = """
 max_monitor_transactions = 5
 [queues.small]
 max_items = 2
+[queues.orders]
+allowed_client_ids_for_enqueue = ["web"]
+allowed_client_ids_for_dequeue = ["worker"]
 [aliases.everything]
 destination_queues = ["left", "right"]
 """
@@ -321,6 +324,21 @@ def test_finagles_probe_is_answered_and_the_connection_lives_on(server: ServerPr
             raw.sendall(struct.pack(">i", len(call)) + call)
             answer = _frame(raw)
             assert answer[:4] == struct.pack(">HH", 0x8001, answered)
+
+
+def test_the_client_id_of_a_finagle_client_is_what_a_queue_allows(server: ServerProcess) -> None:
+    """The header may come before each message, and answers have none."""
+    put = struct.pack(">HHi3sibhi6sbhbii1sb", 0x8001, 1, 3, b"put", 1, 11, 1, 6, b"orders",
+                      15, 2, 11, 1, 1, b"x", 0)  # fmt: skip
+    read = struct.pack(">HHi3sibhi6sbhib", 0x8001, 1, 3, b"get", 1, 11, 1, 6, b"orders", 8, 2, 1, 0)
+    ids = [struct.pack(">bhqbhbhi", 10, 1, 7, 12, 6, 11, 1, len(name)) + name + b"\0\0"
+           for name in (b"web", b"worker")]  # fmt: skip
+    calls = ((b"", put), (ids[1], put), (ids[0], put), (b"", read), (ids[0], read), (ids[1], read))
+    with socket.create_connection(("127.0.0.1", server.ports["thrift"]), timeout=PATIENCE) as raw:
+        for number, (header, call) in enumerate(calls, 1):
+            raw.sendall(struct.pack(">i", len(header + call)) + header + call)
+            answer = _frame(raw)
+            assert answer[:4] == struct.pack(">HH", 0x8001, 2 if number % 3 == 0 else 3)
 
 
 @pytest.mark.parametrize(

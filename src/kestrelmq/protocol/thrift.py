@@ -2,7 +2,8 @@
 
 `thrift_service` has the table of methods from which both follow, `thrift_wire` how values are
 written. A frame is a big-endian i32 length and a message in the binary protocol (with or without
-its version header) or the compact protocol; the answer uses the protocol of the request.
+its version header) or the compact protocol; the answer uses the protocol of the request. Finagle's
+request header, a struct, may come before the message; only the id of the client is read of it.
 
 The length gives the end of a frame, however malformed its content is. So only two errors close the
 connection: an invalid length, and a message whose header cannot be read, which cannot be answered.
@@ -21,6 +22,7 @@ from kestrelmq.protocol.thrift_service import (
     EXCEPTION,
     ITEM,
     METHODS,
+    REQUEST_HEADER,
     Answer,
     Item,
     RefusalReason,
@@ -60,12 +62,16 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """A message's header, which the answer repeats; a `oneway` message gets no answer."""
+    """A message's header, which the answer repeats; a `oneway` message gets no answer.
+
+    `client_id` is how a client of Finagle calls itself.
+    """
 
     dialect: Dialect
     name: str
     seqid: int
     oneway: bool = False
+    client_id: str | None = None
 
 
 class ThriftParser:
@@ -229,13 +235,20 @@ def _read_header(
 ) -> tuple[MessageHeader, int, BinaryReader]:
     """Return the header and the type of a message, and what reads the rest. Raises ValueError."""
     first = frame[0] if frame else 0
+    client_id = None
+    if 0 < first <= wire.LIST:  # the type of a field, and no version
+        before = BinaryReader(frame, pause)
+        (client_id,) = before.struct(REQUEST_HEADER)
+        frame = before.rest
+        first = frame[0] if frame else 0
     if first == wire.COMPACT_ID:
         dialect = Dialect.COMPACT
     else:  # without a version, it begins with the length of the name
         dialect = Dialect.BINARY if first & 0x80 else Dialect.OLD_BINARY
     reader = dialect.reader(frame, pause)
     name, message_type, seqid = reader.message_begin()
-    return MessageHeader(dialect, name, seqid, message_type == _ONEWAY), message_type, reader
+    header = MessageHeader(dialect, name, seqid, message_type == _ONEWAY, client_id)
+    return header, message_type, reader
 
 
 def _encode(

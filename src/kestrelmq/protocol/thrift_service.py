@@ -165,6 +165,8 @@ def _returning(kind: Kind) -> tuple[Field, ...]:
     return (Field(0, "success", kind),)
 
 
+_MAX_CLIENT_ID: Final = 256
+"""Characters of the id of a client that are read: it is shown and logged."""
 _I32: Final = Kind(wire.I32)
 _I64: Final = Kind(wire.I64)
 _TEXT: Final = Kind(wire.STRING, is_text=True)
@@ -172,6 +174,12 @@ _BINARY: Final = Kind(wire.STRING)
 _STATUS: Final = _I32
 ITEM: Final = Kind(wire.STRUCT, fields=(Field(1, "data", _BINARY), Field(2, "id", _I64)), make=Item)
 """The type of an item in an answer."""
+_CLIENT_ID: Final = Kind(
+    wire.STRUCT, fields=(Field(1, "name", _TEXT),), make=lambda name: name[:_MAX_CLIENT_ID]
+)
+REQUEST_HEADER: Final = (Field(6, "client_id", _CLIENT_ID, None),)
+"""What is read of Finagle's request header."""
+
 _QUEUE_INFO: Final = Kind(
     wire.STRUCT,
     fields=(

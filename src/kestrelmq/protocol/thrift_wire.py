@@ -118,6 +118,11 @@ class BinaryReader:
         self._at = 0
         self._values_left = MAX_VALUES
 
+    @property
+    def rest(self) -> Part:
+        """What has not been read."""
+        return self._data[self._at :]
+
     def struct(self, fields: tuple[Field, ...], depth: int = 0) -> list[Any]:
         """Read a struct; return the values of `fields`."""
         found: dict[int, Any] = {}

@@ -321,6 +321,45 @@ def test_an_unknown_method_is_answered_with_an_exception(dialect: Dialect) -> No
     assert (result.type, result.message) == (1, f"unknown method {probe}")
 
 
+FINAGLE_HEADER = (
+    struct.pack(">bhq", TType.I64, 1, 5)
+    + struct.pack(">bhb", TType.BOOL, 5, 1)
+    + struct.pack(">bhbhi", TType.STRUCT, 6, TType.STRING, 1, 3)
+    + b"web\x00"
+    + struct.pack(">bhbibhi", TType.LIST, 8, TType.STRUCT, 1, TType.STRING, 1, 3)
+    + b"key\x00\x00"
+)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_client_id_of_a_finagle_header_is_read(dialect: Dialect) -> None:
+    """Its other fields are passed, and without the field there is no id."""
+    call = message(dialect, "peek", {"queue_name": "q"})
+    header, request = decode(FINAGLE_HEADER + call)
+    assert (header.dialect, header.client_id, request) == (dialect, "web", Peek("q"))
+    header, request = decode(struct.pack(">bhq", TType.I64, 1, 5) + b"\x00" + call)
+    assert (header.client_id, request) == (None, Peek("q"))
+    long = struct.pack(">bhbhi", TType.STRUCT, 6, TType.STRING, 1, 500) + b"x" * 500 + b"\x00\x00"
+    assert decode(long + call)[0].client_id == "x" * 256
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *(FINAGLE_HEADER[:end] for end in range(1, len(FINAGLE_HEADER) + 1)),
+        FINAGLE_HEADER * 2,
+        struct.pack(">bhq", TType.I64, 6, 5) + b"\x00",
+        struct.pack(">bhb", TType.STRUCT, 6, 0) + b"\x00",
+        struct.pack(">bhbi", TType.LIST, 8, TType.BOOL, MAX_VALUES + 1),
+    ],
+)
+def test_a_malformed_finagle_header_closes_the_connection(header: bytes) -> None:
+    """So does one without a message."""
+    with pytest.raises(ClientFault) as caught:
+        decode(header)
+    assert caught.value.closes
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_oneway_request_is_known_as_such(dialect: Dialect) -> None:
     """Nobody reads an answer to it."""

