@@ -119,7 +119,7 @@ def declare(  # one parameter a flag
     kestrelmq declare broadcast --fanout-only
 
     What is not given is as for other queues; what was declared before is replaced. The settings are
-    kept over a restart, until the queue is deleted. A [queues.NAME] table in a server's
+    kept over a restart, until the queue is deleted. A table `queues.NAME` in a server's
     configuration file wins over them.
     """  # noqa: D301 # \b is for the help
     with servers.connect() as client:

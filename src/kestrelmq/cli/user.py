@@ -22,7 +22,7 @@ app = typer.Typer(help="Make users of a server, and check their rights.", no_arg
 
 @app.command("hash")
 def hash_password(*, as_json: JsonFlag = False) -> None:
-    """Print the hash of a password, for `password_hash` in a table [users.NAME].
+    """Print the hash of a password, for `password_hash` in a table `users.NAME`.
 
     \b
     kestrelmq user hash

@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from rich.markup import render
 
-from kestrelmq.cli.main import main
+from kestrelmq.cli.main import COMMANDS, _application, main
 from kestrelmq.config import ServerConfig, config_from_toml, effective_settings
 from kestrelmq.version import BUILD, VERSION
 
@@ -251,6 +254,16 @@ def test_help_fills_the_lines_of_the_terminal(
     assert "kestrelmq get work --count 0 | wc -l" in lines
     [filled] = [line for line in lines if line.startswith("Each item is read")]
     assert filled.endswith("the queue is not created.")
+
+
+def test_no_help_has_markup() -> None:
+    """A name in brackets would be taken for a style, and not be shown."""
+    waiting: list[Any] = [typer.main.get_command(_application(list(COMMANDS)))]
+    while waiting:
+        one = waiting.pop()
+        waiting += [*getattr(one, "params", ()), *getattr(one, "commands", {}).values()]
+        text = (getattr(one, "help", None) or "").replace("\b", "")
+        assert render(text).plain == text, one.name
 
 
 def test_a_second_signal_does_not_spoil_a_clean_stop(
