@@ -200,7 +200,8 @@ def needs_of(request: object) -> list[tuple[Right, list[str]]]:
 
 def is_refusal(reply: bytes) -> bool:
     """Whether a reply says that the client may not do that."""
-    return b" may not " in reply or b"sign in first" in reply
+    texts = (b" may not ", b"sign in first", b"CLIENT_ERROR authentication failure")
+    return any(text in reply for text in texts)
 
 
 def connected(server: ServerProcess, protocol: str, person: str) -> socket.socket:

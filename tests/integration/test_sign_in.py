@@ -86,7 +86,8 @@ def test_key_flags_and_expiry_do_not_matter(server: ServerProcess) -> None:
 
 def test_the_third_refusal_closes(server: ServerProcess) -> None:
     """Not the first: some clients take the end of a connection for the end of the server."""
-    for request, refusal in ((WRONG, FAILED), (b"get work\r\n", FIRST)):
+    one_word = b"set a 0 0 1\r\nx\r\n"
+    for request, refusal in ((WRONG, FAILED), (one_word, FAILED), (b"get work\r\n", FIRST)):
         with Wire(server) as wire:
             for _ in range(3):
                 wire.ask(request, refusal)
@@ -126,7 +127,7 @@ def test_refused_data_is_not_read_as_commands(server: ServerProcess) -> None:
     """It is dropped, however long it is."""
     data = b"shutdown\r\n" * 1000
     with Wire(server) as wire:
-        wire.ask(b"set a 0 0 %d\r\n%b\r\n" % (len(data), data), FIRST)
+        wire.ask(b"set a 0 0 %d\r\n%b\r\n" % (len(data), data), FAILED)
         wire.ask(b"set a 0 0 10 noreply\r\nshutdown\r\n\r\n" + SIGN_IN, b"STORED\r\n")
 
 

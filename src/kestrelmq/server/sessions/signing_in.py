@@ -2,14 +2,15 @@
 
 As memcached does it: the client sends a `set` whose data is `USER PASSWORD`; key, flags and expiry
 are ignored. `STORED` is the answer, and a `MemcacheSession` takes over, so that this is never asked
-again; or `CLIENT_ERROR authentication failure`. All else but `version` and `quit` is refused, and
-so nothing is stored. The third refusal closes the connection: some clients take the end of a
-connection for the end of the server, so not the first one does.
+again; or `CLIENT_ERROR authentication failure`, also for any other data. All else but `version` and
+`quit` is refused, and so nothing is stored. The third refusal closes the connection: some clients
+take the end of a connection for the end of the server, so not the first one does.
 """
 
 from collections.abc import Callable
 from typing import Final
 
+from kestrelmq.access.signing_in import WrongPassword
 from kestrelmq.errors import KestrelError
 from kestrelmq.passwords import SIGN_IN_FIRST
 from kestrelmq.protocol import memcache
@@ -28,6 +29,7 @@ _MOST_LINE: Final = 2048
 _MOST_DATA: Final = 1024
 _SET_WORDS: Final = 5
 _REFUSAL: Final = error_reply(NotSignedIn(SIGN_IN_FIRST))
+_FAILURE: Final = error_reply(WrongPassword())
 
 
 class SigningInSession(Session):
@@ -115,7 +117,7 @@ class SigningInSession(Session):
         size = int(digits)
         if size > _MOST_DATA:
             self._skipped = SkippedItem(size, b"")
-            self._refuse(b"" if noreply else _REFUSAL)
+            self._refuse(b"" if noreply else _FAILURE)
             return end
         body_end = end + size
         ending = data[body_end : body_end + 2]
@@ -127,7 +129,7 @@ class SigningInSession(Session):
         after = body_end + (1 if ending[:1] == b"\n" else 2)
         user, blank, password = data[end:body_end].partition(b" ")
         if not blank:
-            self._refuse(b"" if noreply else _REFUSAL)
+            self._refuse(b"" if noreply else _FAILURE)
             return after
 
         def answer(_: None) -> None:
