@@ -764,7 +764,7 @@ class Parser:
             tuple(map(self._queue, names)),
             _number(words[1]) or 0,
             _milliseconds(options[b"lease"], "lease"),
-            _milliseconds(options.get(b"t", b"0"), "t"),
+            max(0, _milliseconds(options.get(b"t", b"0"), "t")),
             _text(options, b"tag"),
             _text(options, b"owner"),
             _milliseconds(options.get(b"grace", b"5000"), "grace"),

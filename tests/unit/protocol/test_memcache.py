@@ -146,6 +146,7 @@ REQUESTS: list[tuple[bytes, Request]] = [
     (b"resume work writes", Pause("work", "writes", resume=True)),
     (b"resume work", Pause("work", "all", resume=True)),
     (b"reserve work 1 lease=30000", Reserve(("work",), 1, 30_000)),
+    (b"reserve work 1 lease=30000 t=-5", Reserve(("work",), 1, 30_000)),
     (
         b"Reserve b,a,b 1000 t=9 grace=7 owner=w-1 tag=sink:7:0 lease=1",
         Reserve(("b", "a", "b"), 1000, 1, 9, "sink:7:0", "w-1", 7),
