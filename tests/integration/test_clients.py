@@ -106,7 +106,7 @@ def test_every_protocol_is_listed(server: ServerProcess, client: Client) -> None
         thrift.until(b"get")
         one = found(client, memcache)
         assert one.open_reads == {"jobs": 2}
-        assert (one.protocol, one.replies, one.state, one.queue) == ("memcache", 8, "idle", None)
+        assert (one.protocol, one.commands, one.state, one.queue) == ("memcache", 8, "idle", None)
         assert began - 60_000 < one.since < began + 60_000
         assert found(client, text).protocol == "text"
         assert found(client, text).open_reads == {"jobs": 1}
@@ -290,7 +290,7 @@ def test_the_api_lists_and_disconnects(server: ServerProcess, client: Client) ->
         status, page = ask(server, "GET", "/clients")
         assert (status, page["total"], page["offset"]) == (200, 3, 0)
         for one, entry in zip(listed, page["clients"], strict=True):
-            expected = asdict(one) | {"state": "idle", "replies": entry["replies"]}
+            expected = asdict(one) | {"state": "idle", "commands": entry["commands"]}
             del expected["server"]
             assert entry == expected
         status, page = ask(server, "GET", "/clients?offset=1&limit=1")

@@ -680,8 +680,8 @@ class ClientEntry(_Model):
     """memcache, text or thrift."""
     since: Count
     """When it connected (ms since the epoch)."""
-    replies: Count
-    """How many replies it was given, about one for each command."""
+    commands: Count
+    """How many commands were answered; a monitor counts for each item."""
     state: ClientState
     """What it does: idle, waiting for an item, working on a long request, or stalled because it
     does not read its replies."""

@@ -766,7 +766,7 @@ class ConnectedClient:
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: `memcache`, `text` or `thrift`.
         since: when it connected, in milliseconds since the epoch.
-        replies: how many replies it was given, about one for each command.
+        commands: how many commands were answered; a monitor counts for each item.
         state: `idle`; `waiting` for an item; `working`: a request takes several turns; or
             `stalled`: it does not read its replies.
         queue: the queue that its present request reads or adds to, if it takes time; written as
@@ -781,7 +781,7 @@ class ConnectedClient:
     address: str
     protocol: str
     since: int
-    replies: int
+    commands: int
     state: str
     queue: str | None
     open_reads: Mapping[str, int]
@@ -824,7 +824,7 @@ def _connected(line: str) -> ConnectedClient:
         address=fields.get("address", ""),
         protocol=fields.get("protocol", ""),
         since=number(fields.get("since", "")),
-        replies=number(fields.get("replies", "")),
+        commands=number(fields.get("commands", "")),
         state=fields.get("state", ""),
         queue=fields.get("queue"),
         open_reads=open_reads,

@@ -35,8 +35,8 @@ class ConnectedClient:
         address: where it connected from, as `HOST:PORT`, or `unix:PID` on a Unix socket.
         protocol: memcache, text or thrift.
         since: when it connected (ms since the epoch).
-        replies: how many replies it was given, about one for each command. A command with
-            `noreply` has none, and a monitor has one for each item.
+        commands: how many commands were answered. One with `noreply` does not count, and a monitor
+            counts for each item.
         state: what it does at present.
         queue: the queue that its present request reads or adds to, if it takes time; written as
             the list of a `reserve`, which may wait on several.
@@ -50,7 +50,7 @@ class ConnectedClient:
     address: str
     protocol: str
     since: int
-    replies: int
+    commands: int
     state: ClientState
     queue: str | None
     open_reads: dict[str, int]
@@ -64,7 +64,7 @@ class ConnectedClient:
             ("address", self.address),
             ("protocol", self.protocol),
             ("since", self.since),
-            ("replies", self.replies),
+            ("commands", self.commands),
             ("state", self.state),
         ]
         if self.queue is not None:
@@ -83,7 +83,7 @@ def client_of(connection: Connection) -> ConnectedClient:
         address=connection.peer,
         protocol=connection.protocol,
         since=connection.since,
-        replies=connection.reply_count,
+        commands=connection.reply_count,
         state=connection.state,
         queue=None if connection.pending is None else _list(connection.pending.queue_names),
         open_reads=connection.open_reads(),

@@ -71,7 +71,7 @@ export class ClientsPage {
     this.#shown = text;
     const focused = document.activeElement?.dataset.client;
     this.list.replaceChildren(clients.length
-      ? table(["Client", "Protocol", "Connected", "Replies", "State", "Queue", "Open reads", "Action"], clients.map((client) => this.#row(client)), "Clients")
+      ? table(["Client", "Protocol", "Connected", "Commands", "State", "Queue", "Open reads", "Action"], clients.map((client) => this.#row(client)), "Clients")
       : h("p", { class: "hint", text: "No client to show." }));
     if (focused) this.list.querySelector(`[data-client="${focused}"]`)?.focus();
   }
@@ -109,10 +109,10 @@ export class ClientsPage {
     }
   }
 
-  #row({ id, name, user, address, protocol, since, replies, state, queue, open_reads: opened }) {
+  #row({ id, name, user, address, protocol, since, commands, state, queue, open_reads: opened }) {
     const reads = Object.entries(opened).map(([name, number]) => h("div", {}, link(name), ` ${whole(number)}`));
     return [
-      [name ? h("b", {}, h("bdi", { text: name })) : null, h("div", { text: address }), user ? h("div", { text: `user ${user}` }) : null], protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(replies),
+      [name ? h("b", {}, h("bdi", { text: name })) : null, h("div", { text: address }), user ? h("div", { text: `user ${user}` }) : null], protocol, h("span", { title: `${duration(store.age(since))} ago`, text: moment(since) }), whole(commands),
       h("span", { class: `badge ${state}`, text: STATES[state] ?? state }), queue ? links(queue) : "–", reads.length ? reads : "–",
       h("button", { type: "button", class: "small danger", "data-client": id, "aria-label": `Disconnect ${address}`, text: "Disconnect", onclick: () => this.#disconnect(id, address, opened) }),
     ];
