@@ -26,6 +26,9 @@ def test_options_are_parsed() -> None:
     assert kestrel_read_options(given) == KestrelReadOptions(
         cluster, QueueChoice.parse("work+copy"), 5, 1 << 20, 3, 0.5
     )
+    del given["maxItemsPerTrigger"]
+    given["maxOffsetsPerTrigger"] = "7"  # as Kafka calls it
+    assert kestrel_read_options(given).max_items == 7
     assert not kestrel_read_options(READ | {"failOnDataLoss": "false"}).fails_on_loss
     assert kestrel_read_options(READ | {"queryName": "mine"}).query_name == "mine"
     assert kestrel_read_options(READ | {"queue": "b, a,o_*"}).queue == QueueChoice.parse("a,b,o_*")

@@ -66,4 +66,7 @@ def kestrel_read_options(given: Mapping[str, str]) -> KestrelReadOptions:
             "option 'queue' of reading kestrel is missing: it must be a queue's name, several "
             "separated by commas, or a pattern such as 'orders_*'"
         )
-    return options.checked(KestrelReadOptions(cluster, queue, **options.of(KestrelReadOptions)))
+    found = options.of(KestrelReadOptions)
+    # Kafka's name of it.
+    most = options.take("maxOffsetsPerTrigger", found["max_items"], a_whole_number(MAX_ITEMS))
+    return options.checked(KestrelReadOptions(cluster, queue, **found | {"max_items": most}))
