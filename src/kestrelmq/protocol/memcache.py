@@ -9,7 +9,7 @@ To add a command, write its request class, a method of `Parser` and a line in `_
 it in `server/sessions/memcache.py`, or in `memcache_admin.py` there if it is about whole queues.
 `managing` and `reserving` have the requests that thrift, text or HTTP have, too:
 
-    browse Q [OFFSET|from=PLACE [COUNT]] [text=TEXT | pattern=PATTERN]     percent-encoded
+    browse Q OFFSET COUNT | from=PLACE [COUNT] [text=TEXT | pattern=PATTERN]     percent-encoded
     move Q TARGET [COUNT]
     copy Q TARGET [COUNT]
     redrive Q [TARGET]
@@ -449,9 +449,9 @@ def _one_line(text: str) -> bytes:
 # --- parsing ---
 
 
-_BROWSE: Final = "browse takes a queue, and perhaps an offset or from=, a count, text= or pattern="
+_BROWSE: Final = "browse takes a queue, an offset or from=, a count, and perhaps text= or pattern="
 _BROWSED: Final = 100
-"""How many items a `browse` without a count shows."""
+"""How many items a `browse` from a place shows without a count."""
 
 
 class Parser:
@@ -675,7 +675,9 @@ class Parser:
             place, rest[0] = _text({b"from": rest[0].removeprefix(b"from=")}, b"from"), b"0"
         if len(rest) > 2:
             raise ClientFault(_BROWSE, closes=False)
-        offset = _count(rest[0], "browse") if rest else 0
+        if not place and len(rest) < 2:  # only a place knows where to go on
+            raise ClientFault(_BROWSE, closes=False)
+        offset = _count(rest[0], "browse")
         most = _count(rest[1], "browse") if len(rest) == 2 else _BROWSED
         return Browse(name, offset, most, search, kind == b"pattern", place)
 

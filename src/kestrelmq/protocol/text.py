@@ -380,18 +380,18 @@ def _is_put(words: Sequence[bytes | bytearray]) -> bool:
 
 def _get(words: list[bytes]) -> Get:
     _expect(words, "get QUEUE [TIMEOUT_MS]", 1, 2)
-    return Get(_name(words[0]), _timeout(words))
+    return Get(_name(words[0]), _count(words[1]) if len(words) > 1 else 0)
 
 
 def _peek(words: list[bytes]) -> Peek:
     _expect(words, "peek QUEUE [TIMEOUT_MS]", 1, 2)
-    return Peek(_name(words[0]), _timeout(words))
+    return Peek(_name(words[0]), _count(words[1]) if len(words) > 1 else 0)
 
 
 def _monitor(words: list[bytes]) -> Monitor:
     _expect(words, "monitor QUEUE [TIMEOUT_MS [MAX]]", 1, 3)
-    most = _count(words[2]) if len(words) > 2 else None
-    return Monitor(_name(words[0]), _timeout(words), most)
+    timeout = _count(words[1]) if len(words) > 1 else 0
+    return Monitor(_name(words[0]), timeout, _count(words[2]) if len(words) > 2 else None)
 
 
 def _confirm(words: list[bytes]) -> Confirm:
@@ -468,11 +468,6 @@ def _integer(word: bytes) -> int:
     if digits.isdigit() and len(digits) <= _MOST_DIGITS:
         return int(word)
     raise _fault("not a number")
-
-
-def _timeout(words: list[bytes]) -> int:
-    """Return the timeout behind a queue's name; without one, or below 0, it is 0."""
-    return max(0, _integer(words[1])) if len(words) > 1 else 0
 
 
 def _count(word: bytes) -> int:
