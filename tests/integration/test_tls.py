@@ -124,6 +124,7 @@ async def test_an_asyncio_library(server: ServerProcess, site: Site) -> None:
     """emcache, with its own TLS."""
     client = await emcache.create_client(
         [emcache.MemcachedHostAddress("localhost", server.ports["memcache"])],
+        max_connections=1,  # it leaves a second one open that it still makes at the end
         ssl=True,
         ssl_extra_ca=str(site.authority.certificate),
         timeout=PATIENCE,
