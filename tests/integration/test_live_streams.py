@@ -251,7 +251,8 @@ def test_a_stream_of_a_pattern_that_is_killed_reads_each_item_once(
     relation = live(cluster, queue="orders_*", maxItemsPerTrigger="400")
     batches = drain(relation, tmp_path)
 
-    assert max(batches) <= 400
+    # What a killed driver has reserved is in the batch as it is, and new queues come besides.
+    assert max(batches) <= 400 + 2 * 20
     expected = {queue: list(range(1000 * n, 1000 * n + 300)) for n, queue in enumerate(QUEUES)}
     expected |= {f"orders_{step}": list(range(20)) for step in ("reserving", "yielding")}
     assert items_by_queue(tmp_path) == dict(sorted(expected.items()))
