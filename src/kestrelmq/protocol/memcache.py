@@ -673,9 +673,7 @@ class Parser:
                 raise ClientFault(reason, closes=False)
         if rest and rest[0].startswith(b"from="):
             place, rest[0] = _text({b"from": rest[0].removeprefix(b"from=")}, b"from"), b"0"
-        if len(rest) > 2:
-            raise ClientFault(_BROWSE, closes=False)
-        if not place and len(rest) < 2:  # only a place knows where to go on
+        if len(rest) != 2 and not (place and len(rest) == 1):  # a place may have no count
             raise ClientFault(_BROWSE, closes=False)
         offset = _count(rest[0], "browse")
         most = _count(rest[1], "browse") if len(rest) == 2 else _BROWSED
