@@ -34,6 +34,12 @@ def sign_in(console: Console, user: str, password: str) -> None:
     console.confirm("Sign in")
 
 
+def sign_out(console: Console) -> None:
+    """Press the button, and wait until the page has loaded anew: the next visit aborts its load."""
+    console.press("Sign out")
+    expect(console.page.get_by_role("dialog")).to_contain_text("Sign in")
+
+
 def may_use(console: Console, queue: str, allowed: set[str]) -> None:
     """Check which actions on the page of a queue a user may use."""
     page = console.page
@@ -73,7 +79,7 @@ def test_signing_in_and_out(browser: Browser, tmp_path: Path) -> None:
             expect(page.get_by_role("link", name="secret")).to_be_visible()
             may_use(console, "work", set(NEEDED))
             page.goto(console.url)
-            console.press("Sign out")
+            sign_out(console)
             sign_in(console, "alice", PASSWORD)
             expect(page.locator("#live")).to_have_text("Live")
             expect(page.get_by_role("link", name="work")).to_be_visible()
@@ -114,4 +120,4 @@ def test_what_a_user_may_do_in_the_console(browser: Browser, tmp_path: Path) -> 
                 page.goto(f"{console.url}#/server")
                 expect(page.get_by_role("button", name="Reload configuration")).to_be_disabled()
                 console.picture(f"{user}-server")
-                console.press("Sign out")
+                sign_out(console)
