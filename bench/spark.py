@@ -299,7 +299,7 @@ def main() -> None:
     arguments = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="bench-spark-", dir=arguments.scratch))
     try:
-        with local_session(arguments.master, settings={"spark.driver.memory": "512m"}) as spark:
+        with local_session(arguments.master, settings={"spark.driver.memory": "2g"}) as spark:
             spark.sparkContext.setLogLevel("ERROR")
             for item_bytes in (1024, 50):
                 warm = scratch / f"warm-{item_bytes}"
