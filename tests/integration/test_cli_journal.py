@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.disk.locks import QueuePathLock
+from kestrelmq.format.notes import delayed_notes
 from kestrelmq.format.records import (
     AddX,
     ConfirmRemove,
@@ -17,6 +18,7 @@ from kestrelmq.format.records import (
     Remove,
     RemoveTentative,
     RemoveTentativeXid,
+    item,
 )
 from tests.support.commands import run_command, run_without_room
 from tests.support.journal_bytes import journal
@@ -189,6 +191,15 @@ def test_a_journal_in_a_torn_item_is_no_part_of_the_queue(spool: Path) -> None:
     assert "cut short, as after a crash: work: bytes 44 to " in run("verify", spool)
     run("repair", spool)
     assert [data[:1] for data in items_on_disk(spool, "work")] == [b"1", b"2", b"3", b"4"]
+
+
+def test_delayed_items_are_counted(tmp_path: Path) -> None:
+    """Beside the items that wait: of a queue whose items are all delayed, none waits."""
+    (tmp_path / "later").write_bytes(delayed_notes(1, item(NOW, 0, b"x"), 0))
+    assert "wait, 0 reads are open, 1 items are delayed\n" in run("verify", tmp_path)
+    assert json.loads(run("verify", "--json", tmp_path))["delayed"] == 1
+    assert "0 items, 0 open reads, 1 delayed; " in run("pack", tmp_path)
+    assert json.loads(run("pack", "--json", tmp_path))["delayed"] == 1
 
 
 def test_pack_keeps_items_and_open_reads_in_either_dialect(spool: Path) -> None:

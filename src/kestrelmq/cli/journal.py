@@ -128,6 +128,7 @@ def _print_summary(report: VerifyReport, *, as_json: bool, **more: object) -> No
     print(
         f"{report.queue}: {records} records in {format_size(report.size)}; {report.items} items of "
         f"{report.item_bytes} bytes wait, {report.open_reads} reads are open"
+        + (f", {report.delayed} items are delayed" if report.delayed else "")
     )
     for lost in report.left_out:
         print(f"  not replayed: {lost}")
@@ -208,8 +209,9 @@ def pack(
                     print(
                         json.dumps(asdict(done))
                         if as_json
-                        else f"{done.queue}: {done.items} items, {done.open_reads} open reads; "
-                        f"{format_size(done.before)} before, {format_size(done.after)} after"
+                        else f"{done.queue}: {done.items} items, {done.open_reads} open reads"
+                        + (f", {done.delayed} delayed" if done.delayed else "")
+                        + f"; {format_size(done.before)} before, {format_size(done.after)} after"
                     )
                 bar(size)
 

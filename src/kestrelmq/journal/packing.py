@@ -41,6 +41,7 @@ class PackResult:
     open_reads: int
     before: int
     after: int
+    delayed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class PackedFile:
     Attributes:
         items: how many items wait.
         open_reads: how many reads are open.
+        delayed: how many items are delayed.
         size: bytes in the file.
         torn: where and why the queue's last file is torn, or None; the rest is not in the pack.
     """
 
     items: int
     open_reads: int
+    delayed: int
     size: int
     torn: WalkEnd | None
 
@@ -74,7 +77,7 @@ def write_packed(
     """
     source = FilesSource(directory, files.present, dialect, may_be_torn=True)
     size = write_file(output, name, source.pieces(no_pause))
-    return PackedFile(source.items, source.open_reads, size, source.torn)
+    return PackedFile(source.items, source.open_reads, source.delayed, size, source.torn)
 
 
 def take_place(directory: Directory, files: QueueFiles, file: str, now: int) -> str:
@@ -125,4 +128,4 @@ def pack(directory: Directory, files: QueueFiles, dialect: Dialect, clock: Clock
     directory.rename(placed, queue)
     directory.crash_point("pack: made the current file")
     directory.sync()
-    return PackResult(queue, packed.items, packed.open_reads, before, packed.size)
+    return PackResult(queue, packed.items, packed.open_reads, before, packed.size, packed.delayed)

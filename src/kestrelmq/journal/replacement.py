@@ -233,6 +233,7 @@ class FilesSource:
     Attributes:
         items: how many items wait, known once the first piece is yielded; likewise:
         open_reads: how many reads are open.
+        delayed: how many items are delayed.
         torn: where and why the last file is torn, or None.
     """
 
@@ -260,7 +261,7 @@ class FilesSource:
             may_be_torn: whether the last file may be torn, because no server has the queue.
         """
         self.written = 0
-        self.items = self.open_reads = 0
+        self.items = self.open_reads = self.delayed = 0
         self.torn: WalkEnd | None = None
         self._may_be_torn = may_be_torn
         self._marks_since = self._marks_at = 0
@@ -288,6 +289,7 @@ class FilesSource:
             reserved = state.reserved.snapshot()
             yield from in_pieces(self._read_records(state))
             if state.delayed is not None:
+                self.delayed = len(state.delayed)
                 yield from in_pieces(notes_of(state.delayed.drop_all(), state.last_xid))
             yield from in_pieces(reserved.records(state.last_xid, pause))
             while state.producers.forget_before(self._marks_since):

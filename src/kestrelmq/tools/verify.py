@@ -28,6 +28,7 @@ class VerifyReport:
         items: how many items wait in the queue after the replay of all whole records.
         item_bytes: bytes of data in them.
         open_reads: how many reads are open after that replay.
+        delayed: how many items are delayed after it.
         left_out: ranges of bytes that replay ignores because they follow a STATE_DUMP.
         torn: the end of the last file, if a record is cut short there, as a crash leaves it.
         damaged: other ranges of bytes that are not records.
@@ -39,6 +40,7 @@ class VerifyReport:
     items: int
     item_bytes: int
     open_reads: int
+    delayed: int
     left_out: tuple[LostRange, ...]
     torn: LostRange | None
     damaged: tuple[LostRange, ...]
@@ -61,6 +63,7 @@ def verify(selected: SelectedQueue, progress: Progress = lambda _bytes: None) ->
             size += len(buffer)
             for kind, lost in _check(selected, files, buffer, state, operations, progress):
                 found[kind].append(lost)
+    state.end()
     if state.behind is not None:
         state.behind.close()
     return VerifyReport(
@@ -70,6 +73,7 @@ def verify(selected: SelectedQueue, progress: Progress = lambda _bytes: None) ->
         state.items,
         state.size,
         len(state.open),
+        0 if state.delayed is None else len(state.delayed),
         left_out=tuple(lost for lost in found[EndKind.STATE_DUMP] if lost.start < lost.end),
         torn=next(iter(found[EndKind.TORN]), None),
         damaged=tuple(found[EndKind.DAMAGED]),

@@ -116,7 +116,7 @@ def test_a_pack_has_all_that_the_files_say(tmp_path: Path, dialect: Dialect) -> 
 
     packed, state = packed_elsewhere(tmp_path, "jobs", dialect)
 
-    assert (packed.items, packed.open_reads) == (3, 2)
+    assert (packed.items, packed.open_reads, packed.delayed) == (3, 2, 1)
     assert packed.torn is not None
     assert packed.torn.position == 24
     assert contents(tmp_path) == before
