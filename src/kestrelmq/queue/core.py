@@ -155,12 +155,10 @@ class Core:
                 self.journal.append(pending[0] if len(pending) == 1 else commits.join(pending))
         except BaseException as error:  # noqa: BLE001 # it raises what is no OSError
             return self._not_written(error)
-        if self._is_traced:
-            for records in pending:
-                self._trace(records)
+        traced: Sequence[bytes] = pending.copy() if self._is_traced else ()
         changes.is_large = False
         changes.written(state.clock)
-        self._have_written()
+        self._have_written(traced)
         return None
 
     def _must_join(self) -> bool:
@@ -209,24 +207,19 @@ class Core:
             return None
         if error is not None:
             return self._not_written(error)
-        if self._is_traced:
-            for one in records[1:]:
-                self._trace(one)
         changes.prelude = b""
         changes.sent_written(self.state.clock)
-        self._have_written()
+        self._have_written(records[1:] if self._is_traced else ())
         return None
 
-    def _have_written(self) -> None:
-        """Note that records were written."""
+    def _have_written(self, traced: Sequence[bytes]) -> None:
+        """Note that records were written; log those that are `traced`, of one operation each."""
         self.failure = None
         self.sync_again()
-
-    def _trace(self, records: bytes) -> None:
-        """Log what an operation wrote."""
         name = self.state.name
-        for line in describe_records(records):
-            log.info("queue %s: %s", name, line, extra={"queue": name})
+        for records in traced:
+            for line in describe_records(records):
+                log.info("queue %s: %s", name, line, extra={"queue": name})
 
     def sync_again(self) -> None:
         """Let the answer wait until what was written earlier is on disk, if it must be."""

@@ -395,7 +395,13 @@ class Queue(Committable):
             )
             and self.changes.are_written
         ):
-            upkeep.attend()
+            try:
+                upkeep.attend()
+            except Exception as error:
+                if not self.state.commits.survives(error):
+                    raise
+                # The operation was written: it must not be answered as if it had failed.
+                log.exception("the upkeep of queue %s failed", self.name)
         return None
 
     def sync(self) -> None:
@@ -587,11 +593,11 @@ class Queue(Committable):
         if later and self.backlog.delayed is not None:
             self.state.commits.worker.free(self.backlog.delayed.drop_all())
         if count:
-            if self.config.enable_trace:
-                log.info("queue %s: REMOVE, %d times", self.name, count, extra={"queue": self.name})
             if self.changes.places is not None:
                 self.changes.places.drop(count)
             self._free_backlog()
+            if self.config.enable_trace:
+                log.info("queue %s: REMOVE, %d times", self.name, count, extra={"queue": self.name})
         return count + later
 
     def _free_backlog(self) -> None:

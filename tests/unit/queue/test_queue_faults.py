@@ -168,6 +168,28 @@ def test_what_follows_a_failed_write_in_the_same_turn_is_not_done(tmp_path: Path
     assert items_on_disk(tmp_path / "queues") == [b"taken"]
 
 
+def test_what_was_written_is_not_refused_for_a_bug_in_the_upkeep(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal has it, so a client that was told otherwise would send it again."""
+
+    def fail(point: str) -> bool:
+        if point.startswith("append"):
+            return False
+        raise ValueError(point)
+
+    fixture = Fixture(tmp_path)
+    fixture.queue()
+    fixture.disk.fail = fail
+    fixture.add(b"x" * 30_000)
+    assert caplog.messages == ["the upkeep of queue jobs failed"]
+    fixture.disk.mend()
+    fixture.add(b"y")
+    assert fixture.queue().journal.rotations == 1
+    fixture.close()
+    assert items_on_disk(tmp_path / "queues") == [b"x" * 30_000, b"y"]
+
+
 def test_no_journal_is_written_anew_in_the_middle_of_a_turn(tmp_path: Path) -> None:
     """What is to be written yet would be in it twice."""
     fixture = Fixture(tmp_path)

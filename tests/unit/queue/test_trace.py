@@ -15,6 +15,7 @@ from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.scheduling.worker import LARGE_ITEM
 from tests.support.fake_clock import FakeClock
 from tests.support.limits import largest_file
+from tests.support.local_queues import LocalQueues, queue_settings
 
 
 def test_what_changes_a_queue_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -46,6 +47,30 @@ def test_what_could_not_be_written_is_not_logged(
         with largest_file(10), pytest.raises(JournalError):
             queue.add(b"x" * 1000)
         assert "ADDX" not in caplog.text
+
+
+def test_a_log_that_fails_leaves_the_queue_as_its_journal(tmp_path: Path) -> None:
+    """What was written is not written again, and the queue goes on."""
+
+    def fail(record: logging.LogRecord) -> bool:
+        if "ADDX" in record.getMessage():
+            raise ValueError("no log")
+        return True
+
+    queues = LocalQueues(queue_settings(tmp_path, enable_trace=True))
+    log = logging.getLogger("kestrelmq.queue.core")
+    log.setLevel(logging.INFO)
+    log.addFilter(fail)
+    try:
+        queues.collection.add("jobs", b"first")
+        queues.collection.commits.commit()
+    finally:
+        log.removeFilter(fail)
+        log.setLevel(logging.NOTSET)
+    queues.add(b"second")
+    queues.restart()
+    assert queues.items() == [b"first", b"second"]
+    queues.close()
 
 
 def test_each_record_of_an_operation_is_told() -> None:
