@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kestrelmq.access.users import Users
+from kestrelmq.cli.tables import JsonFlag
 from kestrelmq.cli.values import wrong
 from kestrelmq.config import (
     ServerConfig,
@@ -18,7 +19,7 @@ from kestrelmq.config import (
     queues_toml,
 )
 from kestrelmq.config.kestrel_scala import import_kestrel
-from kestrelmq.errors import ConfigError
+from kestrelmq.errors import ConfigError, KestrelError
 from kestrelmq.names import queue_name_error
 from kestrelmq.server.certificates import load_context
 from kestrelmq.server.server_actions import check_reachable
@@ -27,15 +28,29 @@ app = typer.Typer(help="Check, show and describe the configuration.", no_args_is
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
+def check(
+    file: Annotated[Path, typer.Argument(help="The configuration file.")],
+    *,
+    as_json: JsonFlag = False,
+) -> None:
     """Check whether a server would start with FILE; if not, print everything that is wrong."""
-    config = load_config(file)
-    check_reachable(config)
-    Users().load(config)  # reads the password files
-    load_context(config)  # reads those of TLS
-    for warning in config_warnings(config):
+    try:
+        config = load_config(file)
+        check_reachable(config)
+        Users().load(config)  # reads the password files
+        load_context(config)  # reads those of TLS
+    except KestrelError as error:
+        if as_json:
+            print(json.dumps({"ok": False, "problems": str(error).splitlines()}, indent=2))
+        raise
+    warnings, queues, aliases = config_warnings(config), len(config.queues), len(config.aliases)
+    if as_json:
+        found = {"ok": True, "queues": queues, "aliases": aliases, "warnings": warnings}
+        print(json.dumps(found, indent=2))
+        return
+    for warning in warnings:
         print(f"{file}: warning: {warning}", file=sys.stderr)
-    print(f"{file}: ok, {len(config.queues)} queues and {len(config.aliases)} aliases configured")
+    print(f"{file}: ok, {queues} queues and {aliases} aliases configured")
 
 
 @app.command()

@@ -104,6 +104,18 @@ def import_kestrel(text: str, source: str) -> Imported:
     except RecursionError:
         raise ConfigError(f"{source}: it is nested too deeply") from None
     found = _Settings()
+    for setting in body:
+        found.take(setting)
+    try:
+        config_from_toml(found.toml(), source)
+    except ConfigError:
+        found = _without_conflicts(body, source)
+    return Imported(found.toml(), sorted(found.remarks, key=lambda one: one.line))
+
+
+def _without_conflicts(body: "Sequence[_Setting]", source: str) -> "_Settings":
+    """Take one setting after the other, but none that cannot stand beside those before it."""
+    found = _Settings()
     # The queue path decides which other paths may be used.
     for setting in sorted(body, key=lambda one: one.name != "queuePath"):
         before = deepcopy(found)
@@ -113,7 +125,7 @@ def import_kestrel(text: str, source: str) -> Imported:
         except ConfigError as error:
             found = before
             found.remark(setting, _plain(error))
-    return Imported(found.toml(), sorted(found.remarks, key=lambda one: one.line))
+    return found
 
 
 # --- the language ---

@@ -76,6 +76,22 @@ def test_check_warns_of_a_masked_queue(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == f"{path}: warning: aliases.q masks the queue of that name\n"
 
 
+def test_check_prints_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file that is good, and of one that is not."""
+    assert run("config", "check", "--json", str(file)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"ok": True, "queues": 2, "aliases": 1, "warnings": []}
+    file.write_text("max_items = 1\n[tls]\n")
+    assert run("config", "check", "--json", str(file)) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert not found["ok"]
+    assert found["problems"] == [
+        line.removeprefix("kestrelmq: error: ") for line in err.splitlines()
+    ]
+    assert len(found["problems"]) > 1
+
+
 def test_check_reports_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong file gives status 1 and one line for each problem, no traceback."""
     path = tmp_path / "k.toml"
