@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -624,6 +625,20 @@ def test_a_session_of_a_browser(server: ServerProcess, tmp_path: Path) -> None:
     reload(server, tmp_path, users_config(root="admin = true"))
     assert ask(server, *put, Cookie=again)[0] == 401
     assert ask(server, "GET", "/api/v1/queues", Cookie=root)[0] == 200
+
+
+def test_a_program_is_told_of_basic_and_a_browser_is_not(server: ServerProcess) -> None:
+    """Some programs send a password only if asked for it; a browser would ask by itself."""
+    url = f"http://127.0.0.1:{server.ports['admin']}/api/v1/queues"
+    passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+    passwords.add_password(None, url, "root", PASSWORD)
+    opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(passwords))
+    with opener.open(url, timeout=PATIENCE) as reply:
+        assert reply.status == 200
+    browser = {"User_Agent": "Mozilla/5.0 (X11; Linux x86_64) Firefox/140.0"}
+    for more in ({}, {"Authorization": "Basic eDp5"}):
+        status, headers, _ = ask(server, "GET", "/api/v1/queues", **browser, **more)
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="kestrelmq"')
 
 
 def test_a_wrong_sign_in_begins_no_session(server: ServerProcess) -> None:

@@ -34,7 +34,7 @@ from kestrelmq.server.server_actions import RemoteAdminRefused
 from kestrelmq.server.status import StatusNotSaved
 
 CHALLENGE: Final = 'Bearer realm="kestrelmq"'
-"""How to sign in. It does not say that Basic is taken, too: browsers would ask by themselves."""
+"""How to sign in with a token."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ApiError as error:
         return error_reply(error)
     except KestrelError as error:
-        return error_reply(translated(error))
+        refusal = translated(error)
+        if refusal.status == 401:
+            refusal.headers = {"WWW-Authenticate": _challenge(request)}
+        return error_reply(refusal)
     except web.HTTPException as error:
         return error_reply(_of_http(error))
     except (ConnectionError, TimeoutError):
@@ -127,9 +130,18 @@ def _headers(error: KestrelError) -> dict[str, str] | None:
         return {"Retry-After": str(math.ceil(error.seconds))}
     if isinstance(error, TooManyRequests):
         return {"Retry-After": "1"}
-    if isinstance(error, NotSignedIn | WrongPassword):
-        return {"WWW-Authenticate": CHALLENGE}
     return None
+
+
+def _challenge(request: web.Request) -> str:
+    """Return how to sign in where there are users.
+
+    A browser is not told of Basic. It would open a window of its own, also over the console, whose
+    sign-in page it needs instead; and what is typed there it sends until it ends.
+    """
+    if request.headers.get("User-Agent", "").startswith("Mozilla/"):
+        return CHALLENGE
+    return f'Basic realm="kestrelmq", charset="UTF-8", {CHALLENGE}'
 
 
 def _of_http(error: web.HTTPException) -> ApiError:
