@@ -29,6 +29,7 @@ def test_ping(shared: Admin) -> None:
     assert shared.get("/ping").text == "pong\n"
     assert shared.get("/ping.txt").text == "pong\n"
     assert shared.get("/ping.json").json == {"response": "pong"}
+    assert shared.get("/ping.json").text == '{"response":"pong"}'
 
 
 def test_ostrich_forms_of_what_the_server_is(shared: Admin) -> None:
