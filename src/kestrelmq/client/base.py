@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from kestrelmq.client.address import user_of
 from kestrelmq.client.cluster import Membership, membership_of
-from kestrelmq.client.core import IoRequest, Pool, carry_out, is_ours
+from kestrelmq.client.core import IoRequest, Pool, answered, carry_out, is_ours
 from kestrelmq.client.options import ClientOptions, checked_count, options_of
 from kestrelmq.client.plans import ClientOperations, HeldReads, Plan, Planner
 from kestrelmq.client.reserved import ItemData, beat_period, begin_block
@@ -109,14 +109,7 @@ class BaseClient(ClientOperations, ABC, Generic[BegunT, ItemT]):
         begun = self._begun.get()
         begun.pool.check_open()
         await self._start(begun)
-        io_requests = carry_out(plan, begun.pool, reads)
-        answer: Any = None
-        try:
-            while True:
-                answer = await self._answer(io_requests.send(answer))
-        except StopIteration as done:
-            result: T = done.value
-            return result
+        return await answered(carry_out(plan, begun.pool, reads), self._answer)
 
     async def _leave(self, plan: Plan[None], reads: Sequence[HeldReads[Any]]) -> None:
         """End a block that holds reads by `plan`; in a fork, they are not its own to end."""

@@ -23,6 +23,7 @@ from kestrelmq.client.core import (
     IoRequest,
     OpenConnection,
     RunCommand,
+    answered,
     set_up,
 )
 from kestrelmq.client.heartbeats import Heartbeats
@@ -167,6 +168,20 @@ class Connection:
         return self._socket
 
 
+async def _answer(io_request: IoRequest[Connection]) -> Any:
+    """Return the result of a request, or the error that it raises."""
+    try:
+        match io_request:
+            case OpenConnection(connection):
+                return connection.open()
+            case RunCommand(connection, command):
+                return connection.run(command)
+            case PauseStep(seconds):
+                return time.sleep(seconds)  # noqa: ASYNC251 # it is to block the thread
+    except BaseException as error:  # noqa: BLE001 # its caller raises it
+        return error
+
+
 class ReservedItem(ItemData, ItemOperations):
     """An item that `Client.reserve` holds: its data, with what can be done with it.
 
@@ -199,6 +214,7 @@ class Client(BaseClient[_Begun, ReservedItem]):
 
     _kinds = (_Begun, Connection, ReservedItem)
     _clock = staticmethod(time.monotonic)
+    _answer = staticmethod(_answer)
 
     def __enter__(self) -> Self:
         return self
@@ -313,9 +329,6 @@ class Client(BaseClient[_Begun, ReservedItem]):
         heartbeats = self._begun.get().heartbeats.setdefault(item.server, Heartbeats())
         return heartbeats.kept_up(item, period)
 
-    async def _answer(self, io_request: IoRequest[Connection]) -> Any:
-        return _answered(io_request)
-
 
 def connected(address: Address, options: ClientOptions) -> Connection:
     """Return a connection on which the user of the options is signed in.
@@ -325,27 +338,8 @@ def connected(address: Address, options: ClientOptions) -> Connection:
         AuthenticationFailed: the user or the password is wrong.
     """
     connection = Connection(address, options)
-    steps = set_up(connection, options)
-    answer: Any = None
-    try:
-        while True:
-            answer = _answered(steps.send(answer))
-    except StopIteration:
-        return connection
-
-
-def _answered(io_request: IoRequest[Connection]) -> Any:
-    """Return the result of a request, or the error that it raises."""
-    try:
-        match io_request:
-            case OpenConnection(connection):
-                return connection.open()
-            case RunCommand(connection, command):
-                return connection.run(command)
-            case PauseStep(seconds):
-                return time.sleep(seconds)
-    except BaseException as error:  # noqa: BLE001 # its caller raises it
-        return error
+    run(answered(set_up(connection, options), _answer))
+    return connection
 
 
 def _reason(error: OSError) -> str:

@@ -4,7 +4,7 @@ An `Exchange` reads the reply to one command, a `Pool` keeps idle connections, a
 turns the steps of a plan into the I/O that each client does in its own way.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -214,6 +214,19 @@ class RunCommand(Generic[C]):
 
 
 IoRequest: TypeAlias = OpenConnection[C] | RunCommand[C] | PauseStep
+
+
+async def answered(
+    io_requests: Generator[IoRequest[C], Any, T], answer: Callable[[IoRequest[C]], Awaitable[Any]]
+) -> T:
+    """Have `answer` do each I/O request; return what the generator of the requests returns."""
+    given: Any = None
+    try:
+        while True:
+            given = await answer(io_requests.send(given))
+    except StopIteration as done:
+        result: T = done.value
+        return result
 
 
 def carry_out(
