@@ -401,7 +401,8 @@ class Queue(Committable):
                 if not self.state.commits.survives(error):
                     raise
                 # The operation was written: it must not be answered as if it had failed.
-                log.exception("the upkeep of queue %s failed", self.name)
+                fields = {"queue": self.name}
+                log.exception("the upkeep of queue %s failed", self.name, extra=fields)
         return None
 
     def sync(self) -> None:
