@@ -34,3 +34,11 @@ def test_a_server_that_does_not_start_prints_only_why(tmp_path: Path) -> None:
     with running_server(tmp_path):
         done = run_command("serve", "--queue-path", str(tmp_path / "queues"))
         assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_a_log_file_that_cannot_be_opened_is_one_sentence(tmp_path: Path) -> None:
+    """Nothing else is printed, and nothing is served."""
+    (tmp_path / "k.toml").write_text(f'log_file = "{tmp_path}/none/log"\n')
+    done = run_command("serve", "--config", str(tmp_path / "k.toml"))
+    said = f"kestrelmq: error: {tmp_path}/none/log: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", said)

@@ -109,7 +109,6 @@ class LogHandler(logging.Handler):
 
         A new file may be read by its owner and group only. Raises OSError.
         """
-        super().__init__()
         self._path = path
         self._throttle = LogThrottle()
         self._lines: SimpleQueue[str | None] = SimpleQueue()
@@ -117,6 +116,7 @@ class LogHandler(logging.Handler):
         self.descriptor = _opened(path)
         self._thread = Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
+        super().__init__()  # last, because `logging` closes at the end whatever it has heard of
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format an event for the thread, or drop it if too many wait."""
