@@ -113,7 +113,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A queue in which nothing is new, as long as its files are these."""
+    """A queue with nothing to read behind a position, as long as its files are these."""
 
     position: Position
     files: tuple[SpoolFile, ...]
@@ -230,16 +230,16 @@ class SpoolFollower:
         ranges: list[FileRange] = []
         left: list[Backlog] = []
         for key, part in parts.items():
-            old = before.get(key, BEGINNING)
             taken = _take(part, max(shares[key], 1))
-            if taken == _Taken(replace(old, whole=0)):
-                self._seen[key] = _Seen(old, following.queues[key])
+            if taken.left == NO_BACKLOG:
+                self._seen[key] = _Seen(taken.position, following.queues[key])
             after[key] = taken.position
             ranges += taken.ranges
             left.append(taken.left)
         self._backlog = _total(left)
         self._seen = {key: seen for key, seen in self._seen.items() if key in following.queues}
-        if not is_first_offset(start) and _are_equal(before, after):
+        moved = {key: position for key, position in after.items() if position != BEGINNING}
+        if not is_first_offset(start) and moved == before:
             return None
         end = to_offset(after)
         self._planned = dict(start), end, ranges
@@ -300,7 +300,10 @@ class SpoolFollower:
         for choice in choices:
             parts, is_complete = _Parts.before(end, choice)
             taken = _take(parts, EVERYTHING)
-            if is_complete and _is_same_place(taken.position, end):
+            found = taken.position
+            # Inode numbers differ in a copy.
+            same = found == replace(end, inode=found.inode) and found.whole == end.whole
+            if is_complete and same:
                 return list(taken.ranges)
         self._lost(key, behind.lost or "files of a batch that is to be read again are gone")
         return list(_take(_Parts.before(end, behind)[0], EVERYTHING).ranges)
@@ -329,13 +332,14 @@ class _Parts:
         files: the files, each with its end; None if that is still to be found: the last whole
             record.
         begin: where to begin in the first.
-        ends_within: whether the end is within the last file, even if nothing follows there.
+        end: the position in the last file where they end, even if nothing follows there; None if
+            they end with a file.
     """
 
     origin: Position
     files: Sequence[tuple[SpoolFile, int | None]]
     begin: int = 0
-    ends_within: bool = False
+    end: Position | None = None
 
     @classmethod
     def of(cls, behind: Unread) -> "_Parts":
@@ -346,7 +350,8 @@ class _Parts:
     def before(cls, end: Position, behind: Unread) -> tuple["_Parts", bool]:
         """Return what of `behind` is before `end`, and whether that is complete."""
         files, is_complete = up_to(end, behind, _match)
-        return cls(behind.origin, files, behind.begin, is_complete and end.at > 0), is_complete
+        within = end if is_complete and end.at else None
+        return cls(behind.origin, files, behind.begin, within), is_complete
 
     @property
     def size(self) -> int:
@@ -366,16 +371,21 @@ def _take(parts: _Parts, room: int) -> _Taken:
     for place, (file, given_end) in enumerate(parts.files):
         begin = parts.begin if place == 0 else 0
         end = given_end if given_end is None else max(given_end, begin)
+        within = parts.end if place == len(parts.files) - 1 else None
         is_limited = False
         if end is None or end - begin > room:
-            end, is_limited = _records_end(file, begin, room)
-        check = checksums(open_view(file, end, begin=end), end)
+            view = open_view(file, begin=max(0, begin - _CHECKED))
+            end, is_limited = _records_end(view, file, begin, room)
+            check = checksums(view, end)
+        elif within is not None and end == within.at:
+            check = within.head, within.tail
+        else:
+            check = checksums(open_view(file, end, begin=end), end)
         if end > begin:
             wanted = replace(file, begin=begin, size=end)
             ranges.append(FileRange(wanted, position.base, check))
             room -= end - begin
-        is_within = parts.ends_within and place == len(parts.files) - 1
-        if not file.last and end == file.size and not is_within:
+        if not file.last and end == file.size and within is None:
             position = _behind(position, file, check)
             if room <= 0:
                 return _Taken(position, tuple(ranges), _left(parts.files[place + 1 :], 0))
@@ -397,14 +407,13 @@ def _left(files: Sequence[tuple[SpoolFile, int | None]], begin: int) -> Backlog:
     return Backlog(size, len(files), 1) if size else NO_BACKLOG
 
 
-def _records_end(file: SpoolFile, begin: int, room: int) -> tuple[int, bool]:
+def _records_end(view: FileView, file: SpoolFile, begin: int, room: int) -> tuple[int, bool]:
     """Return where the last whole record ends within `room` bytes, and whether more follow.
 
     The first record counts however long it is. Damage ends the file, so the end is that of the
     file: the task that reads it finds the damage. A STATE_DUMP ends it, too, but must wait for the
     next file: only then is it certain not to be the beginning of a CONTINUE.
     """
-    view = open_view(file, begin=begin)
     end = begin
     try:
         for chunk in view.chunks(begin=begin):
@@ -437,9 +446,10 @@ def _position_at(files: Sequence[SpoolFile], since: int | None) -> Position:
         if end is None and not file.last:
             position = Position(timestamp)
             continue
+        view = open_view(file, end, begin=end)
         if end is None:
-            end, _ = _records_end(file, 0, EVERYTHING)
-        return _at(position, file, end, checksums(open_view(file, end, begin=end), end))
+            end, _ = _records_end(view, file, 0, EVERYTHING)
+        return _at(position, file, end, checksums(view, end))
     return position
 
 
@@ -486,16 +496,6 @@ def _match(position: Position, file: SpoolFile) -> int | None:
         return file.size if checksums(view, known)[0] == position.head else None
     view = open_view(file, at, begin=at)
     return at if checksums(view, at) == (position.head, position.tail) else None
-
-
-def _is_same_place(one: Position, other: Position) -> bool:
-    """Whether two positions are the same; inode numbers differ in a copy."""
-    return replace(one, inode=0) == replace(other, inode=0)
-
-
-def _are_equal(before: Positions, after: Positions) -> bool:
-    moved = {key: replace(one, whole=0) for key, one in after.items() if one != BEGINNING}
-    return moved == {key: replace(one, whole=0) for key, one in before.items()}
 
 
 def _repeated(plan: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ This module does no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kestrelmq.spark.storage.spool import QueueKey, SpoolFile
@@ -39,7 +39,8 @@ class Position:
         head: a checksum of its first bytes;
         tail: a checksum of the bytes before `at`, and of `at`.
         base: bytes read of all files before that one.
-        whole: a checksum of the files that the batch that ends here read whole.
+        whole: a checksum of the files that the batch that ends here read whole; positions without
+            the same one may be equal.
     """
 
     after: int | None = None
@@ -48,7 +49,7 @@ class Position:
     head: int = 0
     tail: int = 0
     base: int = 0
-    whole: int = 0
+    whole: int = field(default=0, compare=False)
 
     @property
     def total(self) -> int:
@@ -57,9 +58,8 @@ class Position:
 
     def to_json(self) -> dict[str, int]:
         """Return the fields that differ from those of the beginning."""
-        return {
-            name: value for name, value in asdict(self).items() if value != getattr(BEGINNING, name)
-        }
+        fields = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in fields if value != getattr(BEGINNING, name)}
 
 
 BEGINNING: Final = Position()

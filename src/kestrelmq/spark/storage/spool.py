@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kestrelmq.errors import ConfigError, JournalError
@@ -88,8 +88,7 @@ class SpoolFile:
         return max(self.size - self.begin, _LOOK)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueKey:
+class QueueKey(NamedTuple):
     """A queue: its name, and its queue path relative to the fixed part of the pattern."""
 
     place: str
@@ -208,7 +207,7 @@ def follow(
         return Following({}, frozenset(key.place for key in known))
     root = fixed_part(tree, path)
     wanted = _wanted(tree, path, is_required=is_required)
-    spools = {key.place: os.path.normpath(f"{root}/{key.place}") for key in known}
+    spools = {place: os.path.normpath(f"{root}/{place}") for place in {key.place for key in known}}
     # An empty directory is what a file system that is not mounted leaves: a queue path has a lock.
     missing = {
         place
