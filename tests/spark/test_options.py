@@ -23,16 +23,18 @@ def spool(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_table_of_sql(spark: SparkSession, spool: Path) -> None:
-    """Its owner and comment are no options; a wrong option is one."""
+    """It keeps its options, except secrets; its owner and comment are none."""
     create = "CREATE TABLE a_table USING kestrel.journal OPTIONS ({}) COMMENT 'c'"
     with pytest.raises(Exception, match="option 'moode' = 'x' of reading"):
         spark.sql(create.format(f"path '{spool}', moode 'x'"))
 
-    spark.sql(create.format(f"path '{spool}', mode 'permissive'"))
+    write(spool.parent / "other" / "p", adds([b"y"]))
+    spark.sql(create.format(f"path '{spool}', columns 'queue,data', storage.secret_key 'sesame'"))
 
-    # Spark gives a Python source the options of a query only, and none of the table.
-    query = f"SELECT queue, data FROM a_table WITH (path '{spool}')"  # noqa: S608 # of this test
-    assert spark.sql(query).collect() == [("q", b"x")]
+    assert spark.sql("SELECT * FROM a_table").collect() == [("q", b"x")]
+    assert "sesame" not in spark.table("a_table").schema.json()
+    query = f"SELECT * FROM a_table WITH (path '{spool.parent}/other')"  # noqa: S608 # of this test
+    assert spark.sql(query).collect() == [("p", b"y")]
 
 
 def test_a_view_of_sql(spark: SparkSession, spool: Path) -> None:

@@ -17,7 +17,9 @@ from kestrelmq.spark.storage.locations import STORAGE_OPTION, located, public_va
 from kestrelmq.units import parse_duration, parse_size
 
 # Options that Spark adds to some calls, or that are those of a streaming query.
-_SPARKS_OWN: Final = frozenset({"paths", "__partition_columns", "queryname", "checkpointlocation"})
+_SPARKS_OWN: Final = frozenset(
+    {"paths", "__partition_columns", "queryname", "checkpointlocation", "owner"}
+)
 
 _OPTION: Final = "option"
 
@@ -38,6 +40,22 @@ def options_of(kind: type) -> dict[str, tuple[str, Callable[[str], Any], Any]]:
     }
 
 
+def options_of_created(given: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of a table that CREATE TABLE makes; None if this is something else.
+
+    Then Spark gives the table's properties, such as `owner` and `comment`. Those that are options
+    have twins called `option.NAME`; `path` may be the table's location.
+    """
+    properties = {name.lower(): value for name, value in given.items()}
+    if "provider" not in properties:
+        return None
+    return {
+        name: value
+        for name, value in properties.items()
+        if name == "path" or f"option.{name}" in properties
+    }
+
+
 class GivenOptions:
     """Options by name, in any case; an option that is not taken is unknown.
 
@@ -47,15 +65,8 @@ class GivenOptions:
 
     def __init__(self, purpose: str, given: Mapping[str, str]) -> None:
         self.purpose = purpose
+        given = given if (created := options_of_created(given)) is None else created
         self._given = {name.lower(): (name, value) for name, value in given.items()}
-        if "provider" in self._given:
-            # CREATE TABLE: these are the properties of the table, such as `owner` and `comment`.
-            # Those that are options have twins called `option.NAME`; `path` may be its location.
-            self._given = {
-                name: one
-                for name, one in self._given.items()
-                if name == "path" or f"option.{name}" in self._given
-            }
         self._known: list[str] = []
 
     def journals(self, allowed: str) -> JournalPath:

@@ -9,8 +9,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kestrelmq.errors import ConfigError
+from kestrelmq.spark.given_options import options_of_created
 from kestrelmq.spark.storage.filesystems import JournalPath
+from kestrelmq.spark.storage.locations import public_value
 from kestrelmq.spark.storage.spool import list_files
+
+_OPTIONS: Final = "kestrelmq.options"
+"""The metadata of a column that has the options of its table."""
 
 Thing = TypeVar("Thing")
 ColumnMakers = Mapping[str, Callable[[], pa.Array]]
@@ -57,7 +62,24 @@ class TableSource(DataSource):
         return cls.format_name
 
     def schema(self) -> StructType:
-        """Return all columns; a reader that requests fewer gets fewer."""
+        """Return all columns; a reader that requests fewer gets fewer.
+
+        Spark does not give a Python source the options of a table of its catalog, only the columns.
+        So these keep the options of CREATE TABLE, except what may be secret.
+        """
+        first, *others = self.columns()
+        kept = {
+            name: value
+            for name, value in (options_of_created(self.options) or {}).items()
+            if public_value(name, value) == value
+        }
+        metadata = {_OPTIONS: kept} if kept else None
+        return StructType(
+            [StructField(first.name, first.dataType, first.nullable, metadata), *others]
+        )
+
+    def columns(self) -> StructType:
+        """Return the columns that the options ask for."""
         return self.table
 
     def picked(self, names: Collection[str] | None, every: Callable[[], StructType]) -> StructType:
@@ -82,9 +104,13 @@ class TableSource(DataSource):
 
         Spark would take rows without any column for no rows.
 
+        The options that they keep, see `schema`, count where none is given.
+
         Raises:
             ConfigError: a column is unknown, occurs twice or has another type; or there is none.
         """
+        for field in asked:
+            self.options = {**field.metadata.get(_OPTIONS, {}), **self.options}
         types = {field.name: field.dataType for field in [*self.table, *self.on_demand]}
         source = f"schema of {self.format_name}"
         if not asked.fields:

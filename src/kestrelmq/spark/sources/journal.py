@@ -80,7 +80,7 @@ class JournalSource(TableSource):
     table = JOURNAL_SCHEMA
     on_demand = StructType([*SPOOL_COLUMN, *SEQUENCE_COLUMN])
 
-    def schema(self) -> StructType:
+    def columns(self) -> StructType:
         """Return the columns; with several queue paths, the column `spool` is one of them."""
         options = journal_options(self.options)
         return self.picked(options.columns, lambda: with_spool(self.table, options.path))

@@ -100,7 +100,7 @@ class QueueSource(TableSource):
     table = QUEUE_SCHEMA
     on_demand = StructType([*DUE_COLUMN, *SPOOL_COLUMN])
 
-    def schema(self) -> StructType:
+    def columns(self) -> StructType:
         """Return the columns, with `due` and `spool` if the options and the path need them."""
         options = queue_read_options(self.options)
         table = queue_columns(delayed=options.delayed)
