@@ -9,6 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from kestrelmq.format.records import AddX, Record, Remove, RemoveTentative, Unremove
+from kestrelmq.journal.open_read import ReserveTerms
+from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.spark.reading import read_queues
 from kestrelmq.spark.sources.journal_options import Mode
 from tests.spark.spools import NOW, Loaded, adds, load, random_spool, write
@@ -54,6 +56,27 @@ def test_open_reads_go_back_to_the_head_by_xid(spark: SparkSession, tmp_path: Pa
         (3, b"c"),
         (None, b"b"),
         (None, b"d"),
+    ]
+
+
+@pytest.mark.parametrize("direct_bytes", [1, 1 << 20])
+def test_open_reads_have_owner_tag_and_deliveries(
+    spark: SparkSession, tmp_path: Path, direct_bytes: int
+) -> None:
+    """Of a reservation its owner and tag; of each how often it was handed out, this time too."""
+    reads: list[Record] = [RemoveTentative(), Unremove(1), *[RemoveTentative()] * 3]
+    terms = ReserveTerms(0, owner="worker", tag="step:3:1")
+    write(tmp_path / "q.1", adds([b"a", b"b"]))
+    write(tmp_path / "q", [*adds([b"c", b"d"]), *reads], tail=reserved_note(7, terms, (2, 3), 4))
+
+    names = ["data", "xid", "owner", "tag", "deliveries"]
+    rows = read_queues(spark, str(tmp_path), [*names, "position"], direct_bytes=direct_bytes)
+
+    assert rows.orderBy("position").select(*names).collect() == [
+        (b"a", 2, "worker", "step:3:1", 2),
+        (b"b", 3, "worker", "step:3:1", 1),
+        (b"c", 4, None, None, 1),
+        (b"d", None, None, None, None),
     ]
 
 

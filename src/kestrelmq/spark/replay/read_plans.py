@@ -75,7 +75,8 @@ class ReplayedQueue:
             here = {item: place for item, place in exceptions.items() if first <= item < end}
             if here or (end > first and end > live.first):
                 shift = len(front) - live.first
-                found.append(FileReadPlan(file, first, live.first, live.end, shift, here))
+                opened = self.files if any(xid is not None for _, xid in here.values()) else ()
+                found.append(FileReadPlan(file, first, live.first, live.end, shift, here, opened))
         return found
 
 
@@ -92,6 +93,7 @@ class FileReadPlan:
             live range.
         exceptions: the other live items: ordinal to (position, xid); the xid is None unless the
             item belongs to an open read.
+        opened: all files of the queue, if an item here belongs to an open read.
     """
 
     file: SpoolFile
@@ -100,6 +102,7 @@ class FileReadPlan:
     live_to: int
     shift: int
     exceptions: dict[int, tuple[int, int | None]]
+    opened: tuple[SpoolFile, ...]
 
 
 def summarise(task: SummaryTask) -> SegmentSummary:

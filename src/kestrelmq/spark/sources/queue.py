@@ -14,7 +14,7 @@ driver's machine summarises the files; the pipeline `replay` has a job do it.
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
@@ -34,7 +34,8 @@ from pyspark.sql.types import (
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
-from kestrelmq.spark.replay.noted_replay import delayed_items
+from kestrelmq.journal.open_read import OpenRead
+from kestrelmq.spark.replay.noted_replay import delayed_items, replay_noted
 from kestrelmq.spark.replay.read_plans import (
     FileReadPlan,
     SummariseFiles,
@@ -65,12 +66,18 @@ QUEUE_SCHEMA: Final = StructType(
         StructField("queue", StringType(), nullable=False),
         StructField("position", LongType(), nullable=False),
         StructField("xid", IntegerType(), nullable=True),
+        StructField("owner", StringType(), nullable=True),
+        StructField("tag", StringType(), nullable=True),
+        StructField("deliveries", IntegerType(), nullable=True),
         StructField("add_time", TimestampType(), nullable=True),
         StructField("expiry", TimestampType(), nullable=True),
         StructField("size", IntegerType(), nullable=False),
         StructField("data", BinaryType(), nullable=False),
     ]
 )
+_OF_READS: Final = frozenset({"owner", "tag", "deliveries"})
+"""Columns that need a queue with open reads to be replayed with its notes."""
+ReadOf = Callable[[int], OpenRead | None]
 DUE_COLUMN: Final = StructType([StructField("due", TimestampType(), nullable=True)])
 """When a delayed item is due; null for an item in line."""
 
@@ -198,12 +205,14 @@ class QueueSourceReader(DataSourceReader):
             )
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
+        asked = not _OF_READS.isdisjoint(name.lower() for name in self._schema.names)
+        read_of: ReadOf = replay_noted(plan.opened).open.get if plan.opened and asked else {}.get
         for view, items, ordinals in live_items(plan):
             done = 0
             for batch in columns.batches(items, self._options.batch_rows):
                 here = ordinals[done : done + len(batch)]
                 done += len(batch)
-                yield rows(self._schema, _makers(view, plan, batch, here))
+                yield rows(self._schema, _makers(view, plan, batch, here, read_of))
 
 
 def queue_columns(*, delayed: bool) -> StructType:
@@ -233,14 +242,27 @@ def summarise_in_processes(tasks: Sequence[SummaryTask]) -> list[SegmentSummary]
 
 
 def _makers(
-    view: FileView, plan: FileReadPlan, batch: Chunk, ordinals: NDArray[np.int64]
+    view: FileView,
+    plan: FileReadPlan,
+    batch: Chunk,
+    ordinals: NDArray[np.int64],
+    read_of: ReadOf,
 ) -> ColumnMakers:
-    """Return how to make each column of a batch."""
+    """Return how to make each column of a batch; `read_of` tells the open read of an xid."""
+
+    def of_reads(kind: pa.DataType, tell: Callable[[OpenRead], int | str | None]) -> pa.Array:
+        xids = _open_xids(plan, ordinals)
+        opened = (None if xid is None else read_of(xid) for xid in xids)
+        return pa.array((None if read is None else tell(read) for read in opened), kind)
+
     return {
         "queue": lambda: columns.constant(plan.file.queue, len(batch)),
         "spool": lambda: columns.constant(plan.file.spool, len(batch)),
         "position": lambda: pa.array(_positions(plan, ordinals)),
         "xid": lambda: pa.array(_open_xids(plan, ordinals), pa.int32()),
+        "owner": lambda: of_reads(pa.string(), _owner),
+        "tag": lambda: of_reads(pa.string(), _tag),
+        "deliveries": lambda: of_reads(pa.int32(), _deliveries),
         # An ADD has no add time: as in replay, it is 0, the earliest time.
         "add_time": lambda: columns.timestamps(columns.add_times(view, batch).fill_null(0)),
         "expiry": lambda: columns.timestamps(columns.expiries(view, batch), 0),
@@ -266,6 +288,9 @@ def _delayed_makers(file: SpoolFile, items: Sequence[bytes], first: int) -> Colu
         "spool": lambda: columns.constant(file.spool, count),
         "position": lambda: pa.array(np.arange(first, first + count)),
         "xid": lambda: pa.nulls(count, pa.int32()),
+        "owner": lambda: pa.nulls(count, pa.string()),
+        "tag": lambda: pa.nulls(count, pa.string()),
+        "deliveries": lambda: pa.nulls(count, pa.int32()),
         "add_time": lambda: due,
         "expiry": lambda: columns.timestamps(pa.array(map(item_expiry, items), pa.int64()), 0),
         "size": lambda: pa.array((len(item_data(item)) for item in items), pa.int32()),
@@ -286,6 +311,18 @@ def _open_xids(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> list[int | No
     for place, item in _exceptions(plan, ordinals):
         xids[place] = plan.exceptions[item][1]
     return xids
+
+
+def _owner(read: OpenRead) -> str | None:
+    return (read.reservation and read.reservation.terms.owner) or None
+
+
+def _tag(read: OpenRead) -> str | None:
+    return (read.reservation and read.reservation.terms.tag) or None
+
+
+def _deliveries(read: OpenRead) -> int:
+    return read.deliveries + read.is_counted
 
 
 def _exceptions(plan: FileReadPlan, ordinals: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
