@@ -331,6 +331,30 @@ def test_report_counts_by_hour_and_writes_a_page(spark: SparkSession, tmp_path: 
     assert "http" not in text.replace("http-equiv", "")
 
 
+def test_report_of_a_time_and_of_several_spools(spark: SparkSession, tmp_path: Path) -> None:
+    """Hours and totals are of that time, depths count what was before; spools are kept apart."""
+    hour = NOW // HOUR * HOUR
+    for spool, count in (("a", 1), ("b", 2)):
+        records: list[Record] = [AddX(hour, 0, b"old")] * count
+        records += [AddX(hour + HOUR, 0, b"new!"), Remove(), AddX(hour + 2 * HOUR, 0, b"later")]
+        write(tmp_path / "spools" / spool / "q", records)
+
+    range_ = {"since": hour + HOUR, "until": hour + 2 * HOUR}
+    made = report(spark, str(tmp_path / "spools" / "*"), tmp_path / "out", **range_)
+
+    rows = spark.read.parquet(str(tmp_path / "out" / "hours")).orderBy("spool").collect()
+    spools = [str(tmp_path / "spools" / name) for name in "ab"]
+    assert [(row.spool, row.queue, row.items_in, row.items_out, row.depth) for row in rows] == [
+        (spools[0], "q", 1, 1, 1),
+        (spools[1], "q", 1, 1, 2),
+    ]
+    assert [(one.spool, one.items, one.bytes, one.live) for one in made.queues] == [
+        (spools[0], 1, 4, 1),
+        (spools[1], 1, 4, 1),
+    ]
+    assert f"{spools[1]}/q" in Path(str(made.page)).read_text()
+
+
 def test_report_takes_every_time_that_fits_into_a_journal(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -84,6 +84,16 @@ FormatFlag = Annotated[
 ]
 
 
+SinceFlag = Annotated[
+    int | None,
+    typer.Option(parser=time, metavar="TIME", help="Only items added at this time or later."),
+]
+UntilFlag = Annotated[
+    int | None,
+    typer.Option(parser=time, metavar="TIME", help="Only items added before this time."),
+]
+
+
 def _checked_master(url: str) -> str:
     """Check Spark's master URL, because Spark's own error is a page of Java stack trace."""
     if not url.startswith(("local", "spark://", "yarn", "k8s://")):
@@ -187,12 +197,19 @@ def report(  # one for each flag
     path: JournalsArgument,
     *,
     output: OutputFlag,
+    since: SinceFlag = None,
+    until: UntilFlag = None,
     table_format: FormatFlag = _PARQUET,
     overwrite: OverwriteFlag = False,
     flags: SparkFlags,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a page with charts about the items of the queues, and the same data as tables."""
+    """Write a page with charts about the items of the queues, and the same data as tables.
+
+    A time without a zone is UTC; a number is milliseconds since 1970. The charts have each hour of
+    which a part is in that time.
+    """
+    _check_range(since, until)
     with flags.session("report") as spark:
         from kestrelmq.spark import pipelines  # noqa: PLC0415 # Spark may be missing
 
@@ -200,13 +217,16 @@ def report(  # one for each flag
             spark,
             path,
             output,
+            since=since,
+            until=until,
             mode=_mode(overwrite=overwrite),
             table_format=table_format,
             storage=flags.storage,
         )
     fates = ("removed", "confirmed", "expired", "open", "live")
     delayed = ("delayed",) if any(one.delayed for one in written.queues) else ()
-    _table(written.queues, ("queue", "items", "bytes", *fates, *delayed), as_json=as_json)
+    spool = ("spool",) if len({one.spool for one in written.queues}) > 1 else ()
+    _table(written.queues, (*spool, "queue", "items", "bytes", *fates, *delayed), as_json=as_json)
     print(f"\n{written.page}", file=sys.stderr if as_json else None)
 
 
@@ -486,14 +506,8 @@ def restore(  # noqa: PLR0913 # one for each flag
             help="With --live: add all items to this queue.",
         ),
     ] = None,
-    since: Annotated[
-        int | None,
-        typer.Option(parser=time, metavar="TIME", help="Only items added at this time or later."),
-    ] = None,
-    until: Annotated[
-        int | None,
-        typer.Option(parser=time, metavar="TIME", help="Only items added before this time."),
-    ] = None,
+    since: SinceFlag = None,
+    until: UntilFlag = None,
     servers: Servers,
     table_format: FormatFlag = _PARQUET,
     flags: SparkFlags,
@@ -513,8 +527,7 @@ def restore(  # noqa: PLR0913 # one for each flag
         raise typer.BadParameter("give either --output DIR or --live")
     if not live and (queue or servers.are_named):
         raise typer.BadParameter("--queue and the servers go with --live")
-    if since is not None and until is not None and since >= until:
-        raise wrong("--since", "it is not before --until")
+    _check_range(since, until)
     storage = flags.storage
     if live:
         servers.membership()  # as above
@@ -544,6 +557,11 @@ def restore(  # noqa: PLR0913 # one for each flag
                 table_format=table_format,
             )
     print_rows(["restored to", "items"], [[output or "live servers", str(items)]], as_json=as_json)
+
+
+def _check_range(since: int | None, until: int | None) -> None:
+    if since is not None and until is not None and since >= until:
+        raise wrong("--since", "it is not before --until")
 
 
 def _mode(*, overwrite: bool) -> Literal["error", "overwrite"]:
@@ -580,8 +598,8 @@ def _table(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> Non
     """Print attributes of objects; as a table, with their sums if there are several rows."""
     cells = [[str(getattr(row, column)) for column in columns] for row in rows]
     if len(rows) > 1 and not as_json:
-        sums = [str(sum(getattr(row, column) for row in rows)) for column in columns[1:]]
-        cells.append(["", *sums])
+        values = [[getattr(row, column) for row in rows] for column in columns]
+        cells.append(["" if isinstance(some[0], str) else str(sum(some)) for some in values])
     print_rows(columns, cells, as_json=as_json)
 
 

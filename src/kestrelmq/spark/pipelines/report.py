@@ -12,7 +12,7 @@ of the queue, as delayed until then; so it counts once.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -26,10 +26,12 @@ from kestrelmq.spark.pipelines.report_page import (
     QueueReport,
     page,
 )
+from kestrelmq.spark.pipelines.restore import Time, in_ms, in_time_range
 from kestrelmq.spark.reading import DEFAULT_FORMAT, WriteMode, place_of, read_table, write_table
 from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath
 from kestrelmq.spark.storage.spool import check_apart
 
+_KEYS = ["spool", "queue"]
 _PERCENTILES = (50, 95, 99)
 _LARGEST = 10
 _PAGE = "report.html"
@@ -49,6 +51,8 @@ def report(
     path: GivenPath,
     output: StrPath,
     *,
+    since: Time | None = None,
+    until: Time | None = None,
     mode: WriteMode = "error",
     table_format: str = DEFAULT_FORMAT,
     storage: Mapping[str, str] | None = None,
@@ -56,9 +60,12 @@ def report(
     """Write a report on the queues of `path`, which means whole queues.
 
     Spark writes the tables to the directory `output`, and this process the page, by `storage`.
+    Between `since` and `until` are the hours of which a part is, and the totals and the largest
+    items are those of items that were added then. Times are as for `restore`.
 
     Raises:
         ConfigError: `output` is not apart from the journals.
+        ValueError: `since` or `until` is not a time.
     """
     path = place_of(spark, path, storage)
     target = place_of(spark, output, storage, "output")
@@ -66,39 +73,52 @@ def report(
     hours_table, queues_table = f"{output}/hours", f"{output}/queues"
     items = history_in_ms(spark, path).drop("data").persist()
     try:
-        write_table(by_hour(items), hours_table, mode, table_format=table_format)
-        write_table(by_queue(items), queues_table, mode, table_format=table_format)
+        chosen = in_time_range(items, since, until)
+        hours = _in_range(by_hour(items), since, until)
+        write_table(hours, hours_table, mode, table_format=table_format)
+        write_table(by_queue(chosen), queues_table, mode, table_format=table_format)
+        queues = tuple(
+            QueueReport(**row.asDict())
+            for row in read_table(spark, queues_table, table_format).orderBy(*_KEYS).collect()
+        )
+        # The page has one name for a queue.
+        several = len({one.spool for one in queues}) > 1
+        name = (f.concat_ws("/", *_KEYS) if several else f.col("queue")).alias("queue")
         largest = [
             LargestItem(**row.asDict())
-            for row in items.orderBy(f.desc("size"), "queue", "spool", "ordinal")
-            .select("queue", "file", "position", "size", "fate")
+            for row in chosen.orderBy(f.desc("size"), "queue", "spool", "ordinal")
+            .select(name, "file", "position", "size", "fate")
             .limit(_LARGEST)
             .collect()
         ]
     finally:
         items.unpersist()
-    hours = [
+    shown = [
         QueueHour(**row.asDict())
         for row in read_table(spark, hours_table, table_format)
         .withColumn("hour", f.coalesce(f.unix_millis("hour"), f.lit(0)))
-        .select(*(field.name for field in fields(QueueHour)))
+        .select(name, *(field.name for field in fields(QueueHour)[1:]))
         .orderBy("queue", "hour")
         .collect()
     ]
-    queues = tuple(
-        QueueReport(**row.asDict())
-        for row in read_table(spark, queues_table, table_format).orderBy("queue").collect()
-    )
+    named = [replace(one, queue=f"{one.spool}/{one.queue}") if several else one for one in queues]
     written = (target if isinstance(target, Location) else Path(target)) / _PAGE
-    written.write_bytes(page(queues, hours, largest).encode())
+    written.write_bytes(page(named, shown, largest).encode())
     return ReportResult(written, queues)
 
 
+def _in_range(hours: DataFrame, since: Time | None, until: Time | None) -> DataFrame:
+    begin = f.unix_millis("hour")
+    if since is not None:
+        hours = hours.where(begin > in_ms("since", since) - HOUR_MS)
+    return hours if until is None else hours.where(begin < in_ms("until", until))
+
+
 def by_hour(items: DataFrame) -> DataFrame:
-    """Return a row for each queue and hour in which an item was added or left.
+    """Return a row for each queue of a spool and hour in which an item was added or left.
 
     Columns:
-        queue, hour: the queue, and when the hour begins; null if Spark cannot hold the time.
+        spool, queue, hour: the queue, and when the hour begins; null if Spark cannot hold the time.
         items_in, bytes_in, largest: of items added in the hour.
         aborted: how often these items were given back, at any time.
         items_out, bytes_out, expired: of items that left in the hour.
@@ -107,8 +127,8 @@ def by_hour(items: DataFrame) -> DataFrame:
     """
     at_least, at_most = _stays()
     items = items.where("fate != 'delayed'")
-    came = items.select("queue", _hour(f.col("add_time")).alias("hour"), "size", "aborts")
-    added = came.groupBy("queue", "hour").agg(
+    came = items.select(*_KEYS, _hour(f.col("add_time")).alias("hour"), "size", "aborts")
+    added = came.groupBy(*_KEYS, "hour").agg(
         f.count("*").alias("items_in"),
         f.sum("size").cast("long").alias("bytes_in"),
         f.max("size").alias("largest"),
@@ -117,15 +137,15 @@ def by_hour(items: DataFrame) -> DataFrame:
     left = items.where(_is_gone()).withColumns(
         {"hour": _hour(_gone_at()), "at_least": at_least, "at_most": at_most}
     )
-    gone = left.groupBy("queue", "hour").agg(
+    gone = left.groupBy(*_KEYS, "hour").agg(
         f.count("*").alias("items_out"),
         f.sum("size").cast("long").alias("bytes_out"),
         f.count_if(f.col("fate") == "expired").alias("expired"),
     )
-    gone = _with_quantiles(gone, left, ["queue", "hour"], "at_least")
-    gone = _with_quantiles(gone, left, ["queue", "hour"], "at_most")
-    hours = added.join(gone, ["queue", "hour"], "full").fillna(0, subset=_COUNTS)
-    so_far = Window.partitionBy("queue").orderBy("hour")
+    gone = _with_quantiles(gone, left, [*_KEYS, "hour"], "at_least")
+    gone = _with_quantiles(gone, left, [*_KEYS, "hour"], "at_most")
+    hours = added.join(gone, [*_KEYS, "hour"], "full").fillna(0, subset=_COUNTS)
+    so_far = Window.partitionBy(*_KEYS).orderBy("hour")
     return hours.withColumns(
         {
             "depth": f.sum(f.col("items_in") - f.col("items_out")).over(so_far),
@@ -138,15 +158,15 @@ def by_queue(items: DataFrame) -> DataFrame:
     """Return a row of totals for each queue; sojourn times are bounds, in ms."""
     at_least, at_most = _stays()
     left = items.where(_is_gone()).withColumns({"at_least": at_least, "at_most": at_most})
-    totals = items.groupBy("queue").agg(
+    totals = items.groupBy(*_KEYS).agg(
         f.count("*").alias("items"),
         f.sum("size").alias("bytes"),
         *(f.count_if(f.col("fate") == fate).alias(fate) for fate in _FATES),
         f.sum("aborts").alias("aborts"),
         f.max("size").alias("largest"),
     )
-    totals = _with_quantiles(totals, left, ["queue"], "at_least")
-    return _with_quantiles(totals, left, ["queue"], "at_most")
+    totals = _with_quantiles(totals, left, _KEYS, "at_least")
+    return _with_quantiles(totals, left, _KEYS, "at_most")
 
 
 _COUNTS = ["items_in", "bytes_in", "aborted", "items_out", "bytes_out", "expired"]

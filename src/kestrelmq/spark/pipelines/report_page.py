@@ -71,6 +71,7 @@ class QueueHour:
 class QueueReport:
     """Totals of a queue; sojourn times are bounds in ms, None when no item left."""
 
+    spool: str
     queue: str
     items: int
     bytes: int

@@ -148,9 +148,9 @@ def in_time_range(rows: DataFrame, since: Time | None, until: Time | None) -> Da
         raise ValueError("a time range needs a table with a column 'add_time' or 'read_time'")
     time = f.coalesce(*times)
     if since is not None:
-        rows = rows.where(time >= _in_ms("since", since))
+        rows = rows.where(time >= in_ms("since", since))
     if until is not None:
-        rows = rows.where(time < _in_ms("until", until))
+        rows = rows.where(time < in_ms("until", until))
     return rows
 
 
@@ -166,7 +166,7 @@ def _with_data(rows: DataFrame, source: StrPath) -> DataFrame:
     return found
 
 
-def _in_ms(name: str, time: datetime | int | str) -> int:
+def in_ms(name: str, time: datetime | int | str) -> int:
     """Return a time in milliseconds since the epoch; `name` is the argument, for the error."""
     try:
         return parse_time(time)
