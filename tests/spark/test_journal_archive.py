@@ -151,14 +151,15 @@ def test_an_archive_belongs_to_its_journals(spark: SparkSession, tmp_path: Path)
         with pytest.raises(ConfigError, match="holds two of the journals in"):
             archive_journals(spark, other)
     live = ArchiveOptions(ClusterOptions("localhost:1"), ["two"], options.output)
-    with pytest.raises(ConfigError, match="is an archive of journals"):
+    with pytest.raises(ConfigError, match=r"holds two of the journals in .*, not two: "):
         archive(spark, live)
     with pytest.raises(ConfigError, match="must be apart from the journals"):
         archive_journals(spark, replace(options, output=str(tmp_path / "spool" / "table")))
     with pytest.raises(ConfigError, match="'a/b' is not allowed"):
         archive_journals(spark, replace(options, queues=["a/b"]))
-    (tmp_path / "live" / "_queues").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="is an archive of live queues"):
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "_source").write_text("two")
+    with pytest.raises(ConfigError, match="holds two, not two of the journals in "):
         archive_journals(spark, replace(options, output=str(tmp_path / "live")))
 
 

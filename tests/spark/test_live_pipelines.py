@@ -142,8 +142,8 @@ def test_an_archive_keeps_to_its_queues(spark: SparkSession, tmp_path: Path) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             archive(spark, ArchiveOptions(cluster, queues, str(tmp_path / "t"), child))
-    (tmp_path / "table" / "_queues").mkdir(parents=True)
-    (tmp_path / "table" / "_queues" / "queues").write_text("a")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "_source").write_text("a")
     with pytest.raises(ConfigError, match="holds a, not b"):
         archive(spark, ArchiveOptions(cluster, ["b"], str(tmp_path / "table")))
 

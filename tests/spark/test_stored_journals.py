@@ -187,8 +187,8 @@ def test_an_archive_of_journals_in_a_store(
     assert archive_journals(spark, options).awaitTermination(PATIENCE)
 
     assert [one.items for one in archived(spark, options.output)] == [3]
-    kept = (tmp_path / "out/_journals/source.json").read_text()
-    assert json.loads(kept) == {"path": place, "queues": []}
+    kept = (tmp_path / "out/_source").read_text()
+    assert kept == f"all queues of the journals in {place}"
     with pytest.raises(ConfigError, match="archive others to another directory"):
         archive_journals(
             spark, JournalArchiveOptions(f"{place}/jobs", options.output, storage=store.options)

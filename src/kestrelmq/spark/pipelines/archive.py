@@ -4,7 +4,7 @@ The queues are either drained or copied. To copy a queue, `archive` reads a fano
 which gets all items added to the queue from when the child is created; the queue's own readers are
 not disturbed.
 
-One source reads all queues; a note in the directory `_queues` says which.
+One source reads all queues; the file `_source` in the table says which.
 
 `archive_journals` writes what is added to queues to such a table from their journals, and takes
 nothing from a server. What counts is in `new_items`.
@@ -15,11 +15,10 @@ writes each batch to it once. A crash may leave files in a Parquet table that be
 Spark ignores them, but other readers of Parquet do not.
 """
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -44,14 +43,12 @@ from kestrelmq.spark.sources.live_options import (
 )
 from kestrelmq.spark.sources.queue_choice import QueueChoice, literally
 from kestrelmq.spark.sources.server_probe import ServerProbe
+from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import GivenPath, Location, StrPath, path_options
 from kestrelmq.spark.storage.spool import check_apart
 
-QUEUES: Final = "_queues"
 CHECKPOINT: Final = "_checkpoint"
-_CHOICE: Final = "queues"
-JOURNALS: Final = "_journals"
-_SOURCE: Final = "source.json"
+_NOTE: Final = "_source"
 _FOLLOWED: Final = (
     "queue string, operation string, add_time timestamp, expiry timestamp, add_ms long, "
     "expiry_ms long, size int, data binary, sequence long, spool string"
@@ -172,9 +169,9 @@ def archive(
         "maxItemsPerTrigger": str(options.max_items_per_batch),
         "maxBytesPerTrigger": str(options.max_bytes_per_batch),
     }
-    if every is None and not is_begun(output):
+    if every is None and not _note(output).exists():
         _check_readable(given, needs_server=True)
-    _check_kept(output, QUEUES, _CHOICE, given["queue"], JOURNALS)
+    _check_kept(output, given["queue"])
     if options.child is not None:
         _check_readable(given, needs_server=False)
     rows = spark.readStream.format(KESTREL_FORMAT).options(**given).load()
@@ -192,7 +189,6 @@ def archive_journals(
     """
     path = place_of(spark, options.path, options.storage)
     output = place_of(spark, options.output, options.storage, "output")
-    options = replace(options, path=path)
     choice = _choice(options.queues)
     given = {
         "startingOffsets": options.starting,
@@ -202,7 +198,7 @@ def archive_journals(
     }
     journal_stream_options(given)
     check_apart(path, output)
-    _check_same_journals(options, output)
+    _check_kept(output, f"{str(choice) or 'all queues'} of the journals in {_absolute(path)}")
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
     rows = new_items(reader.load())
     if choice.patterns:
@@ -272,12 +268,6 @@ def archived(
     return [ArchivedQueue(**row.asDict()) for row in totals.collect()]
 
 
-def is_begun(output: str | Location) -> bool:
-    """Whether there is an archive, perhaps one without rows."""
-    place = output if isinstance(output, Location) else Path(output)
-    return any((place / mark).exists() for mark in (QUEUES, JOURNALS))
-
-
 def _check_readable(options: Mapping[str, str], *, needs_server: bool) -> None:
     """Check that the queues can be read on the servers that can be asked; create the children.
 
@@ -288,46 +278,22 @@ def _check_readable(options: Mapping[str, str], *, needs_server: bool) -> None:
         (probe.present if needs_server else probe.check_readable)(read.patience)
 
 
-def _check_same_journals(options: JournalArchiveOptions, output: str | Location) -> None:
-    """Check that a query is not started again with other journals than before."""
-    path = str(options.path)
-    if not isinstance(options.path, Location):
-        path = os.path.abspath(path)  # noqa: PTH100 # it may be a glob, and keeps links
-    source = {"path": path, "queues": sorted(set(options.queues))}
-
-    def shown(text: str) -> str:
-        note = json.loads(text)
-        return f"{', '.join(note['queues']) or 'all queues'} of the journals in {note['path']}"
-
-    _check_kept(output, JOURNALS, _SOURCE, json.dumps(source), QUEUES, shown)
+def _absolute(path: JournalPath) -> JournalPath:
+    return path if isinstance(path, Location) else os.path.abspath(path)  # noqa: PTH100 # keeps links
 
 
-def _check_kept(
-    output: str | Location,
-    directory: str,
-    name: str,
-    text: str,
-    other: str,
-    shown: Callable[[str], str] = str,
-) -> None:
-    """Check that an archive is continued as it was begun; a new one gets the note.
+def _note(output: JournalPath) -> Path | Location:
+    """Return where an archive has the note of what it is of."""
+    return (output if isinstance(output, Location) else Path(output)) / _NOTE
 
-    Args:
-        output: the archive.
-        directory: the directory of the note.
-        name: the name of the note.
-        text: what the archive is to be of.
-        other: the directory that an archive of the other kind has.
-        shown: what a note says, for the error.
+
+def _check_kept(output: JournalPath, text: str) -> None:
+    """Check that an archive is continued as it was begun, of what `text` says; a new one notes it.
 
     Raises:
         ConfigError: it is of something else.
     """
-    place = output if isinstance(output, Location) else Path(output)
-    if (place / other).exists():
-        kind = "live queues" if other == QUEUES else "journals"
-        raise ConfigError(f"archive: {output} is an archive of {kind}")
-    note = place / directory / name
+    note = _note(output)
     if not note.exists():
         if isinstance(note, Path):
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -335,6 +301,5 @@ def _check_kept(
     before = note.read_bytes().decode()
     if before != text:
         raise ConfigError(
-            f"archive: {output} holds {shown(before)}, not {shown(text)}: "
-            "archive others to another directory"
+            f"archive: {output} holds {before}, not {text}: archive others to another directory"
         )
