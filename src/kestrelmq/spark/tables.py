@@ -6,7 +6,7 @@ from typing import ClassVar, Final, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.given_options import options_of_created
@@ -123,7 +123,7 @@ class TableSource(DataSource):
                 )
 
 
-SPOOL_COLUMN: Final = StructType([StructField("spool", StringType(), nullable=False)])
+SPOOL_COLUMN: Final = StructType().add("spool", "string", nullable=False)
 """The queue path of a row, in a table of several queue paths."""
 
 

@@ -26,7 +26,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.names import master_of, queue_name_error
@@ -255,8 +255,7 @@ def read_archive(
     try:
         return read_table(spark, output, table_format)
     except AnalysisException:
-        schema = StructType([*KESTREL_SCHEMA.fields, StructField("date", DateType())])
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], StructType([*KESTREL_SCHEMA]).add("date", "date"))
 
 
 def archived(

@@ -13,15 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.spark.sources.journal_options import Mode
@@ -30,21 +22,20 @@ from kestrelmq.spark.storage.scanning import FileView
 from kestrelmq.spark.storage.spool import SpoolFile
 from kestrelmq.spark.tables import ColumnMakers, arrow_schema, rows
 
-JOURNAL_SCHEMA: Final = StructType(
-    [
-        StructField("queue", StringType(), nullable=False),
-        StructField("file", StringType(), nullable=False),
-        StructField("position", LongType(), nullable=False),
-        StructField("opcode", IntegerType(), nullable=True),
-        StructField("operation", StringType(), nullable=False),
-        StructField("xid", IntegerType(), nullable=True),
-        StructField("add_time", TimestampType(), nullable=True),
-        StructField("expiry", TimestampType(), nullable=True),
-        StructField("add_ms", LongType(), nullable=True),
-        StructField("expiry_ms", LongType(), nullable=True),
-        StructField("size", IntegerType(), nullable=True),
-        StructField("data", BinaryType(), nullable=True),
-    ]
+JOURNAL_SCHEMA: Final = (
+    StructType()
+    .add("queue", "string", nullable=False)
+    .add("file", "string", nullable=False)
+    .add("position", "long", nullable=False)
+    .add("opcode", "integer")
+    .add("operation", "string", nullable=False)
+    .add("xid", "integer")
+    .add("add_time", "timestamp")
+    .add("expiry", "timestamp")
+    .add("add_ms", "long")
+    .add("expiry_ms", "long")
+    .add("size", "integer")
+    .add("data", "binary")
 )
 
 

@@ -20,14 +20,14 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxBytes,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from kestrelmq.spark.sources.journal_options import JournalStreamOptions
 from kestrelmq.spark.sources.journal_rows import RowMaker
 from kestrelmq.spark.sources.spool_follower import EVERYTHING, FileRange, SpoolFollower
 from kestrelmq.spark.tables import divide_by_cost
 
-SEQUENCE_COLUMN: Final = StructType([StructField("sequence", LongType(), nullable=False)])
+SEQUENCE_COLUMN: Final = StructType().add("sequence", "long", nullable=False)
 """Orders the operations of a queue, in whichever files they are; only if it is requested."""
 
 

@@ -27,15 +27,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.client.commands import BrowsedItem, ReservedRead
 from kestrelmq.clock import SystemClock
@@ -55,18 +47,17 @@ from kestrelmq.spark.storage import columns
 from kestrelmq.spark.tables import TableSource, arrow_schema, rows
 
 KESTREL_FORMAT: Final = "kestrel"
-KESTREL_SCHEMA: Final = StructType(
-    [
-        StructField("queue", StringType(), nullable=False),
-        StructField("server", StringType(), nullable=False),
-        StructField("position", LongType(), nullable=False),
-        StructField("read_time", TimestampType(), nullable=False),
-        StructField("add_time", TimestampType(), nullable=True),
-        StructField("expiry", TimestampType(), nullable=True),
-        StructField("deliveries", IntegerType(), nullable=True),
-        StructField("size", IntegerType(), nullable=False),
-        StructField("data", BinaryType(), nullable=False),
-    ]
+KESTREL_SCHEMA: Final = (
+    StructType()
+    .add("queue", "string", nullable=False)
+    .add("server", "string", nullable=False)
+    .add("position", "long", nullable=False)
+    .add("read_time", "timestamp", nullable=False)
+    .add("add_time", "timestamp")
+    .add("expiry", "timestamp")
+    .add("deliveries", "integer")
+    .add("size", "integer", nullable=False)
+    .add("data", "binary", nullable=False)
 )
 
 

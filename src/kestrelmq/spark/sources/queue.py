@@ -22,15 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.errors import DamagedJournal
 from kestrelmq.format.records import item_add_time, item_data, item_expiry
@@ -61,24 +53,23 @@ from kestrelmq.spark.tables import (
 )
 
 QUEUE_FORMAT: Final = "kestrel.queue"
-QUEUE_SCHEMA: Final = StructType(
-    [
-        StructField("queue", StringType(), nullable=False),
-        StructField("position", LongType(), nullable=False),
-        StructField("xid", IntegerType(), nullable=True),
-        StructField("owner", StringType(), nullable=True),
-        StructField("tag", StringType(), nullable=True),
-        StructField("deliveries", IntegerType(), nullable=True),
-        StructField("add_time", TimestampType(), nullable=True),
-        StructField("expiry", TimestampType(), nullable=True),
-        StructField("size", IntegerType(), nullable=False),
-        StructField("data", BinaryType(), nullable=False),
-    ]
+QUEUE_SCHEMA: Final = (
+    StructType()
+    .add("queue", "string", nullable=False)
+    .add("position", "long", nullable=False)
+    .add("xid", "integer")
+    .add("owner", "string")
+    .add("tag", "string")
+    .add("deliveries", "integer")
+    .add("add_time", "timestamp")
+    .add("expiry", "timestamp")
+    .add("size", "integer", nullable=False)
+    .add("data", "binary", nullable=False)
 )
 _OF_READS: Final = frozenset({"owner", "tag", "deliveries"})
 """Columns that need a queue with open reads to be replayed with its notes."""
 ReadOf = Callable[[int], OpenRead | None]
-DUE_COLUMN: Final = StructType([StructField("due", TimestampType(), nullable=True)])
+DUE_COLUMN: Final = StructType().add("due", "timestamp")
 """When a delayed item is due; null for an item in line."""
 
 
