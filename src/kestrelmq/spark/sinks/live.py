@@ -26,7 +26,6 @@ from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -330,10 +329,10 @@ class _RowWriter:
             )
             zone = written_columns.session_zone()
             for batch in iterator:
-                for due, same in by_due(written_columns.cast(batch, zone)):
-                    groups = grouped(same, self._options.queue, dead_letters.add)
-                    for queue, expiry, data in groups:
-                        sender.send(queue, data, expiry, due)
+                rows = written_columns.cast(batch, zone)
+                groups = grouped(rows, self._options.queue, dead_letters.add)
+                for queue, due, expiry, data in groups:
+                    sender.send(queue, data, expiry, due)
                 items += batch.num_rows
         dead_letters.flush()
         return ItemsWritten(items)
@@ -379,46 +378,33 @@ def check_columns(schema: StructType, *, queue_given: bool) -> None:
         )
 
 
-def by_due(batch: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """Yield rows, as `written_columns.cast` returns them, by when they are due (ms).
-
-    None are those without such a time, which are not delayed.
-    """
-    if "due" not in batch.schema.names:
-        yield None, batch
-        return
-    times = batch.column("due").fill_null(0)
-    order = pc.sort_indices(times)
-    batch = batch.take(order)
-    start = 0
-    for due, same in groupby(times.take(order).to_pylist()):
-        count = len(list(same))
-        yield due or None, batch.slice(start, count)
-        start += count
-
-
 def grouped(
     batch: pa.RecordBatch, queue: str | None, reject: Reject
-) -> Iterator[tuple[str, datetime | None, list[bytes]]]:
-    """Yield a batch's items by queue and expiry, in the batch's order within each queue.
+) -> Iterator[tuple[str, int | None, datetime | None, list[bytes]]]:
+    """Yield a batch's items by the time at which they are due (ms), by queue and by expiry.
+
+    Those that are not delayed come first. Items of a queue that are due at the same time are in the
+    batch's order.
 
     Args:
         batch: rows, as `written_columns.cast` returns them.
         queue: the queue of all rows; None takes it from the column.
         reject: takes rows that have no data, or no name of a queue; it may raise CannotBeStored.
     """
-    names = batch.schema.names
     data = batch.column("data").to_pylist()
     queues = [queue] * len(data) if queue else batch.column("queue").to_pylist()
-    expiries = batch.column("expiry").to_pylist() if "expiry" in names else [None] * len(data)
-    rows: dict[str, list[tuple[int, bytes]]] = {}
-    for name, expiry, item in zip(queues, expiries, data, strict=True):
+    dues, expiries = (
+        batch.column(name).to_pylist() if name in batch.schema.names else [None] * len(data)
+        for name in ("due", "expiry")
+    )
+    rows: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
+    for name, due, expiry, item in zip(queues, dues, expiries, data, strict=True):
         if name is None or item is None:
             missing = "queue" if name is None else "data"
             reject(DeadLetter(name, item, expiry or 0, f"column {missing!r} must not be null"))
         else:
-            rows.setdefault(name, []).append((expiry or 0, item))
-    for name, found in rows.items():
+            rows.setdefault((due or 0, name), []).append((expiry or 0, item))
+    for (due, name), found in sorted(rows.items()):
         error = queue_name_error(name)
         if error is not None:
             reason = f"column 'queue': {name!r} is not allowed: {error}"
@@ -426,7 +412,7 @@ def grouped(
                 reject(DeadLetter(name, item, expiry, reason))
             continue
         for expiry, same in groupby(found, key=lambda row: row[0]):
-            yield name, _expiry(expiry), [item for _, item in same]
+            yield name, due or None, _expiry(expiry), [item for _, item in same]
 
 
 def _expiry(time_ms: int) -> datetime | None:

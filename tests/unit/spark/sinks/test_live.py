@@ -12,7 +12,7 @@ import pytest
 from kestrelmq.client.options import Expiry, item_times, protocol_expiry
 from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.sinks.dead_letters import CannotBeStored, DeadLetter, DeadLetters
-from kestrelmq.spark.sinks.live import ItemSender, QueueStaysFull, Reject, by_due, grouped
+from kestrelmq.spark.sinks.live import ItemSender, QueueStaysFull, Reject, grouped
 from kestrelmq.spark.sinks.written_columns import cast
 from tests.support.fake_clock import FakeClock
 
@@ -49,12 +49,12 @@ def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
     """What is due waits no more; 0 and null mean no time of its own."""
     columns = {"data": ["a", "b", "c", "d"], "due": [5000, None, 0, 2000]}
     batch = cast(pa.RecordBatch.from_pydict(columns))
-    found = [(due, rows.column("data").to_pylist()) for due, rows in by_due(batch)]
+    found = [(due, data) for _, due, _, data in grouped(batch, "q", DeadLetters(None).add)]
     assert found == [(None, [b"b", b"c"]), (2000, [b"d"]), (5000, [b"a"])]
     clock, store = FakeClock(now=3000), Store([2, 1, 1])
     sender = ItemSender(store, 10.0, clock, clock.advance, delay=7.0)
-    for due, rows in by_due(batch):
-        sender.send("q", rows.column("data").to_pylist(), due=due)
+    for due, data in found:
+        sender.send("q", data, due=due)
     assert store.delays == [7.0, None, 2.0]
 
 
@@ -173,9 +173,9 @@ def groups(
     columns: dict[str, Any], queue: str | None = None, reject: Reject | None = None
 ) -> list[tuple[str, datetime | None, list[bytes]]]:
     """Return the groups of a batch with these columns; what cannot be stored is an error."""
-    return list(
-        grouped(cast(pa.RecordBatch.from_pydict(columns)), queue, reject or DeadLetters(None).add)
-    )
+    batch = cast(pa.RecordBatch.from_pydict(columns))
+    found = grouped(batch, queue, reject or DeadLetters(None).add)
+    return [(name, expiry, data) for name, _, expiry, data in found]
 
 
 def test_rows_are_grouped_by_queue_and_expiry_in_order() -> None:
