@@ -14,46 +14,27 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    NullType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
+from pyspark.sql.types import StructType
 
 from kestrelmq.errors import ConfigError
 from kestrelmq.spark.tables import fields_by_name
 
-_WHOLE: Final = (LongType, IntegerType, ShortType, ByteType)
-_TEXT: Final = (StringType, VarcharType, CharType)
-_NUMBER: Final = (*_WHOLE, DecimalType, DoubleType, FloatType)
+_WHOLE: Final = ("long", "integer", "short", "byte")
+_TEXT: Final = ("string", "varchar", "char")
+_NUMBER: Final = (*_WHOLE, "decimal", "double", "float")
 _OFFSET: Final = re.compile(
     r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{1,2}))?(?::?(\d{2}))?", re.ASCII
 )
 _UTC: Final = frozenset({"Z", "UT"})
 """Names of UTC that Java knows and Arrow does not."""
-_TIME: Final = (TimestampType, TimestampNTZType, DateType)
+_TIME: Final = ("timestamp", "timestamp_ntz", "date")
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnRule:
-    """The types that a column may have, and how to cast them with Arrow to what is written."""
+    """The types that a column may have, by Spark's names, and how Arrow casts them."""
 
-    types: tuple[type[DataType], ...]
+    types: tuple[str, ...]
     cast: Callable[[pa.Array, str], pa.Array]
 
 
@@ -98,8 +79,8 @@ def _in_zone(column: pa.Array, zone: str) -> pa.Array:
 
 
 COLUMN_RULES: Final[Mapping[str, ColumnRule]] = {
-    "queue": ColumnRule((*_TEXT, *_WHOLE, DecimalType, BooleanType, DateType), _to_text),
-    "data": ColumnRule((BinaryType, *_TEXT), _to_binary),
+    "queue": ColumnRule((*_TEXT, *_WHOLE, "decimal", "boolean", "date"), _to_text),
+    "data": ColumnRule(("binary", *_TEXT), _to_binary),
     "add_time": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
     "expiry": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
     "due": ColumnRule((*_NUMBER, *_TIME), _to_milliseconds),
@@ -118,11 +99,11 @@ def check(purpose: str, schema: StructType, allowed: Sequence[str]) -> None:
     fields = fields_by_name(purpose, schema, allowed)
     for name, field in fields.items():
         # Spark has the type void for a column that is null in every row.
-        if not isinstance(field.dataType, (*COLUMN_RULES[name].types, NullType)):
-            names = ", ".join(kind.typeName() for kind in COLUMN_RULES[name].types)
+        types = COLUMN_RULES[name].types
+        if field.dataType.typeName() not in {*types, "void"}:
             raise ConfigError(
                 f"{purpose}: column {field.name!r} cannot be "
-                f"{field.dataType.simpleString()}: allowed are {names}"
+                f"{field.dataType.simpleString()}: allowed are {', '.join(types)}"
             )
     if "data" not in fields:
         raise ConfigError(f"{purpose}: column 'data' is missing")
