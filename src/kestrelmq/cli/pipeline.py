@@ -282,7 +282,7 @@ def history(  # one for each flag
         items = pipelines.history(spark, journals, with_data=with_data)
         write_table(items, output, _mode(overwrite=overwrite), table_format=table_format)
         counted = read_table(spark, output, table_format).groupBy("queue", "fate").count()
-        rows = [[str(value) for value in row] for row in counted.orderBy("queue", "fate").collect()]
+        rows = counted.orderBy("queue", "fate").collect()
     print_rows(["queue", "fate", "items"], rows, as_json=as_json)
 
 
@@ -294,7 +294,7 @@ def verify(path: JournalsArgument, *, flags: SparkFlags, as_json: JsonFlag = Fal
 
         checks = pipelines.verify(spark, path, storage=flags.storage)
     rows = [
-        [check.file, str(check.size), str(check.records), _state(check)]
+        [check.file, check.size, check.records, _state(check)]
         for check in sorted(checks, key=lambda check: check.is_good)
     ]
     print_rows(["file", "bytes", "records", "state"], rows, as_json=as_json)
@@ -556,7 +556,7 @@ def restore(  # noqa: PLR0913 # one for each flag
                 until=until,
                 table_format=table_format,
             )
-    print_rows(["restored to", "items"], [[output or "live servers", str(items)]], as_json=as_json)
+    print_rows(["restored to", "items"], [[output or "live servers", items]], as_json=as_json)
 
 
 def _check_range(since: int | None, until: int | None) -> None:
@@ -596,10 +596,10 @@ def _cluster(servers: Servers) -> "ClusterOptions":
 
 def _table(rows: Sequence[Any], columns: Sequence[str], *, as_json: bool) -> None:
     """Print attributes of objects; as a table, with their sums if there are several rows."""
-    cells = [[str(getattr(row, column)) for column in columns] for row in rows]
+    cells = [[getattr(row, column) for column in columns] for row in rows]
     if len(rows) > 1 and not as_json:
-        values = [[getattr(row, column) for row in rows] for column in columns]
-        cells.append(["" if isinstance(some[0], str) else str(sum(some)) for some in values])
+        values = zip(*cells, strict=True)
+        cells.append(["" if isinstance(some[0], str) else sum(some) for some in values])
     print_rows(columns, cells, as_json=as_json)
 
 

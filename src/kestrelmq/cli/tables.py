@@ -169,13 +169,12 @@ def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     return row | {"paused": paused_over_servers(same)}
 
 
-def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool) -> None:
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str | int]], *, as_json: bool) -> None:
     """Print rows of text and numbers as a table, or as a list of objects in JSON."""
-    if not as_json:
-        print_table(heads, rows)
-        return
-    found = [dict(zip(heads, map(as_number, row), strict=True)) for row in rows]
-    print(json.dumps(found, indent=2))
+    if as_json:
+        print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))
+    else:
+        print_table(heads, [list(map(str, row)) for row in rows])
 
 
 def print_count(count: int, what: str, *, as_json: bool) -> None:

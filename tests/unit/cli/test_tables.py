@@ -10,8 +10,8 @@ from kestrelmq.cli.tables import print_rows
 
 
 def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """In JSON, numbers are numbers."""
-    rows = [["work", "7"], ["other", "12"]]
+    """In JSON, numbers are numbers, and a queue's name is a text."""
+    rows = [["work", 7], ["other", 12]]
     print_rows(["queue", "items"], rows, as_json=False)
     assert capsys.readouterr().out == "queue  items\nwork       7\nother     12\n"
     print_rows(["queue", "items"], rows, as_json=True)
@@ -19,6 +19,8 @@ def test_rows_are_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
         {"queue": "work", "items": 7},
         {"queue": "other", "items": 12},
     ]
+    print_rows(["queue"], [["007"], ["5"]], as_json=True)
+    assert json.loads(capsys.readouterr().out) == [{"queue": "007"}, {"queue": "5"}]
 
 
 def test_every_pipeline_prints_json() -> None:
