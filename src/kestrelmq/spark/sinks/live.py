@@ -35,11 +35,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kestrelmq.client import Client, commands
-from kestrelmq.client.blocking import connected
+from kestrelmq.client.address import Address
+from kestrelmq.client.blocking import Connection, connected
 from kestrelmq.client.cluster import FixedMembership, Membership, by_affinity
 from kestrelmq.client.options import LONGEST_DELAY, ClientOptions, Expiry
 from kestrelmq.clock import Clock, SystemClock
 from kestrelmq.errors import (
+    AuthenticationFailed,
     ClientError,
     ConfigError,
     InvalidRequest,
@@ -52,6 +54,8 @@ from kestrelmq.spark.sinks import written_columns
 from kestrelmq.spark.sinks.dead_letters import DeadLetter, DeadLetters
 from kestrelmq.spark.sinks.live_options import KestrelWriteOptions
 
+_NOBODY: Final = "nobody:of:spark"
+"""The name of an owner of no reads: to extend them changes nothing."""
 _COLUMNS: Final = ("queue", "data", "expiry", "due")
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -277,19 +281,39 @@ class ItemSender:
         return left if left > 0 else None
 
 
-def largest_item(membership: Membership, options: ClientOptions, queue: str) -> int | None:
-    """Return the most bytes of an item that any server takes; None if not limited or not known."""
+def largest_item(
+    membership: Membership, options: ClientOptions, queue: str, *, marked: bool
+) -> int | None:
+    """Return the most bytes of an item that any server takes; None if not limited or not known.
+
+    Raises:
+        ConfigError: items are `marked`, with a number or a delay, and a server does not know that:
+            it would take the mark for a part of the queue's name.
+    """
     name = commands.checked_queue(queue)
     limits = []
     for server in membership.writes():
         try:
             with closing(connected(server, options)) as connection:
+                if marked:
+                    _check_ours(connection, server)
                 connection.run(commands.peek(name))  # only queues that exist have settings
                 limits.append(connection.run(commands.item_limit(name)))
         except ClientError:
             return None
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
+
+
+def _check_ours(connection: Connection, server: Address) -> None:
+    try:
+        connection.run(commands.extend_owner(_NOBODY, 1))
+    except ServerRefused as error:
+        if error.kind == "SERVER_ERROR" or isinstance(error, AuthenticationFailed):
+            raise
+        raise ConfigError(
+            f"{server} is not a kestrelmq server: write with exactlyOnce=false, and without a delay"
+        ) from None
 
 
 class _RowWriter:
@@ -307,6 +331,7 @@ class _RowWriter:
         check_columns(schema, queue_given=options.queue is not None)
         options.cluster.client_options()  # what is wrong with it is found before any task runs
         self._options = options
+        self._has_due = "due" in (name.lower() for name in schema.names)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
@@ -319,11 +344,12 @@ class _RowWriter:
         dead_letters = DeadLetters(self._options.dead_letter_path, task)
         clients = self._options.cluster.client_options()
         with Client(membership, options=clients) as client:
+            marked = self._options.exactly_once or self._options.delay is not None or self._has_due
             sender = ItemSender(
                 client,
                 self._options.patience,
                 delay=self._options.delay,
-                largest=partial(largest_item, membership, clients),
+                largest=partial(largest_item, membership, clients, marked=marked),
                 reject=dead_letters.add,
                 numbered=numbered if self._options.exactly_once else None,
             )

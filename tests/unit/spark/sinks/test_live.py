@@ -3,16 +3,26 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kestrelmq.client.options import Expiry, item_times, protocol_expiry
-from kestrelmq.errors import ConnectionLost, InvalidRequest, ServerUnavailable
+from kestrelmq.client.address import Address
+from kestrelmq.client.cluster import FixedMembership
+from kestrelmq.client.options import ClientOptions, Expiry, item_times, protocol_expiry
+from kestrelmq.errors import ConfigError, ConnectionLost, InvalidRequest, ServerUnavailable
 from kestrelmq.spark.sinks.dead_letters import CannotBeStored, DeadLetter, DeadLetters
-from kestrelmq.spark.sinks.live import ItemSender, QueueStaysFull, Reject, grouped
+from kestrelmq.spark.sinks.live import (
+    ItemSender,
+    QueueStaysFull,
+    Reject,
+    grouped,
+    largest_item,
+)
 from kestrelmq.spark.sinks.written_columns import cast
 from tests.support.fake_clock import FakeClock
 
@@ -43,6 +53,28 @@ class Store:
             raise room
         self.items += items[:room]
         return [place < room for place in range(len(items))]
+
+
+class NoKestrel(StreamRequestHandler):
+    """A session of a server that knows no command, as memcached knows none of ours."""
+
+    def handle(self) -> None:
+        """Answer each line."""
+        for _ in self.rfile:
+            self.wfile.write(b"ERROR\r\n")
+
+
+def test_a_server_that_knows_no_numbers_gets_none() -> None:
+    """It would take them for a part of a queue's name; without them it is a server like others."""
+    with ThreadingTCPServer(("127.0.0.1", 0), NoKestrel) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            servers = FixedMembership([Address(*server.server_address[:2])])
+            with pytest.raises(ConfigError, match="is not a kestrelmq server: write with exactlyO"):
+                largest_item(servers, ClientOptions(), "q", marked=True)
+            assert largest_item(servers, ClientOptions(), "q", marked=False) is None
+        finally:
+            server.shutdown()
 
 
 def test_rows_are_sent_by_the_times_at_which_they_are_due() -> None:
