@@ -54,3 +54,10 @@ def test_a_query_with_a_name(
     assert query.awaitTermination(PATIENCE)
     with Client(server.address) as client:
         assert client.get("q") == b"x"
+
+
+def test_a_wrong_option_of_a_stream_is_told_when_it_is_loaded(spark: SparkSession) -> None:
+    """When the stream is started, Spark adds an error of its own."""
+    reader = spark.readStream.format("kestrel").options(servers="localhost", queue="q", wiat="5s")
+    with pytest.raises(Exception, match="option 'wiat' = '5s' of reading kestrel is unknown"):
+        reader.load()

@@ -69,6 +69,11 @@ class KestrelSource(TableSource):
     reached: Reached | None = None
     """For crash tests: called at every step."""
 
+    def columns(self) -> StructType:
+        """Return all columns, if the options are right: Spark adds its own error to a stream's."""
+        kestrel_read_options(self.options)
+        return self.table
+
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's
         """Return a reader of a stream."""
         self.check_asked(schema)
