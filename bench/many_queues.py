@@ -28,8 +28,8 @@ from kestrelmq.format.records import item
 ITEM = b"x" * 64
 DAY = 24 * 60 * 60 * 1000
 SECOND_ITEM = {
-    "delayed": b"set %%b/delay=%d 0 0 1\r\nx\r\n" % DAY,
-    "marked": b"set %b/producer=p/seq=1 0 0 1\r\nx\r\n",
+    "delayed": b"set %%b/delay=%d 0 0 %d\r\n%b\r\n" % (DAY, len(ITEM), ITEM),
+    "marked": b"set %%b/producer=p/seq=1 0 0 %d\r\n%b\r\n" % (len(ITEM), ITEM),
 }
 """How to add a second item to a queue, for each choice of `--items` that has one."""
 START_LIMIT = 600.0
