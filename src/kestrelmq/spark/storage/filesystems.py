@@ -7,33 +7,16 @@ where the tree is.
 import glob
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Final
 
-from kestrelmq.spark.storage.locations import Location, StoredFile, located
+from kestrelmq.spark.storage.locations import ListedFile, Location, located
 
 JournalPath = str | Location
 """A path of the file system, a `file:` URL, or a location in a store; any may be a glob."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileStatus:
-    """What a tree tells about a file.
-
-    Attributes:
-        size: its size in bytes.
-        inode: its inode number; 0 in a store, which has none.
-        changed: when it was last changed, renamed included (ns).
-        is_directory: whether it is a directory.
-    """
-
-    size: int
-    inode: int
-    changed: int
-    is_directory: bool
 
 
 class LocalTree:
@@ -51,7 +34,7 @@ class LocalTree:
         """Return what is in a directory now. Raises FileNotFoundError."""
         return os.listdir(directory)  # noqa: PTH208
 
-    def statuses(self, directory: str, names: Collection[str]) -> dict[str, FileStatus]:
+    def statuses(self, directory: str, names: Collection[str]) -> dict[str, ListedFile]:
         """Return the statuses of those of `names` that are there; links are not followed."""
         found = {}
         for name in names:
@@ -59,8 +42,8 @@ class LocalTree:
                 status = os.lstat(f"{directory}/{name}")
             except FileNotFoundError:
                 continue
-            found[name] = FileStatus(
-                status.st_size, status.st_ino, status.st_ctime_ns, S_ISDIR(status.st_mode)
+            found[name] = ListedFile(
+                name, status.st_size, S_ISDIR(status.st_mode), status.st_ctime_ns, status.st_ino
             )
         return found
 
@@ -89,8 +72,8 @@ class StoreTree:
 
     def __init__(self, location: Location) -> None:
         self._root = replace(location, path="")
-        self._found: dict[str, StoredFile | None] = {}
-        self._entries: dict[str, list[StoredFile]] = {}
+        self._found: dict[str, ListedFile | None] = {}
+        self._entries: dict[str, list[ListedFile]] = {}
 
     def exists(self, path: str) -> bool:
         """Whether there is something at `path`."""
@@ -107,13 +90,9 @@ class StoreTree:
         self._entries[directory] = entries
         return [one.name for one in entries]
 
-    def statuses(self, directory: str, names: Collection[str]) -> dict[str, FileStatus]:
+    def statuses(self, directory: str, names: Collection[str]) -> dict[str, ListedFile]:
         """Return the statuses that the last call of `names` found."""
-        return {
-            one.name: FileStatus(one.size, 0, one.changed, one.is_directory)
-            for one in self._entries[directory]
-            if one.name in names
-        }
+        return {one.name: one for one in self._entries[directory] if one.name in names}
 
     def glob(self, pattern: str) -> list[str]:
         """Return the paths that match a pattern, sorted; directories are listed level by level."""
@@ -145,7 +124,7 @@ class StoreTree:
             if fnmatchcase(name, pattern) and (pattern[0] == "." or name[0] != ".")
         ]
 
-    def _find(self, path: str) -> StoredFile | None:
+    def _find(self, path: str) -> ListedFile | None:
         if path not in self._found:
             self._found[path] = self.location(path).find()
         return self._found[path]

@@ -134,20 +134,23 @@ _SCHEMES: Final[Mapping[str, Parsers]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file or a directory in a store, as it was listed.
+class ListedFile:
+    """A file or a directory, as it was listed.
 
     Attributes:
         name: its name in its directory.
-        size: its size in bytes; 0 for a directory.
+        size: the size of a file in bytes.
         is_directory: whether it is a directory.
-        changed: when it was last written (ns since the epoch; 0 if the store does not tell).
+        changed: when it was last changed (ns since the epoch): in a store when it was written, if
+            that tells, or else 0; in the file system when it was renamed, too.
+        inode: its inode number; 0 in a store, which has none.
     """
 
     name: str
     size: int
     is_directory: bool
     changed: int
+    inode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,7 @@ class Location:
         """Return what is called `name` in this directory; `name` may have slashes."""
         return replace(self, path=f"{self.path}/{name}".strip("/"))
 
-    def entries(self, *, missing_ok: bool = False) -> list[StoredFile]:
+    def entries(self, *, missing_ok: bool = False) -> list[ListedFile]:
         """Return what is in this directory, sorted by name.
 
         Raises:
@@ -205,13 +208,13 @@ class Location:
             if not missing_ok:
                 raise
             return []
-        return sorted(map(_stored, found), key=lambda one: one.name)
+        return sorted(map(_listed, found), key=lambda one: one.name)
 
     def iterdir(self) -> "Iterator[Location]":
         """Yield what is in this directory. Raises as `entries`."""
         return (self / one.name for one in self.entries())
 
-    def find(self) -> StoredFile | None:
+    def find(self) -> ListedFile | None:
         """Return what is here, or None.
 
         Raises:
@@ -219,7 +222,7 @@ class Location:
         """
         with _errors(self):
             found = _file_system(self).get_file_info(_inner_path(self))
-        return None if found.type == fs.FileType.NotFound else _stored(found)
+        return None if found.type == fs.FileType.NotFound else _listed(found)
 
     def exists(self) -> bool:
         """Whether there is a file or a directory here. Raises as `find`."""
@@ -583,10 +586,10 @@ def _fill(file: pa.NativeFile, target: memoryview, begin: int) -> None:
         done += count
 
 
-def _stored(found: fs.FileInfo) -> StoredFile:
+def _listed(found: fs.FileInfo) -> ListedFile:
     is_directory = found.type == fs.FileType.Directory
     size = 0 if is_directory else found.size
-    return StoredFile(found.base_name, size or 0, is_directory, found.mtime_ns or 0)
+    return ListedFile(found.base_name, size or 0, is_directory, found.mtime_ns or 0)
 
 
 @contextlib.contextmanager

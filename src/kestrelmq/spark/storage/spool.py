@@ -21,14 +21,19 @@ from kestrelmq.format.names import (
     parse_name,
 )
 from kestrelmq.spark.storage.filesystems import (
-    FileStatus,
     FileTree,
     JournalPath,
     fixed_part,
     is_pattern,
     tree_of,
 )
-from kestrelmq.spark.storage.locations import GivenPath, Location, local_path, scheme_of
+from kestrelmq.spark.storage.locations import (
+    GivenPath,
+    ListedFile,
+    Location,
+    local_path,
+    scheme_of,
+)
 
 _LOOK: Final = 64 << 10
 _LISTINGS: Final = 100
@@ -312,7 +317,7 @@ def _matches(tree: FileTree, pattern: str) -> list[str]:
     return found
 
 
-def _listed(tree: FileTree, spool: str) -> dict[str, FileStatus]:
+def _listed(tree: FileTree, spool: str) -> dict[str, ListedFile]:
     """Return the files in a queue path, with their status.
 
     While a server renames and deletes files, one listing may miss a file under both its old and

@@ -9,8 +9,8 @@ from pyarrow import fs
 from kestrelmq.errors import ConfigError, StorageError
 from kestrelmq.spark.storage import locations as storage
 from kestrelmq.spark.storage.locations import (
+    ListedFile,
     Location,
-    StoredFile,
     located,
     path_options,
     storage_options,
@@ -189,7 +189,7 @@ def test_files_are_written_listed_read_and_deleted(store: ObjectStore) -> None:
     ]
     assert found[0] == file.find()
     assert found[0].changed > 0
-    assert (directory / "sub").find() == StoredFile("sub", 0, True, 0)
+    assert (directory / "sub").find() == ListedFile("sub", 0, True, 0)
     assert file.read_bytes() == b"abcdefghij"
     target = bytearray(9)
     assert file.read_into(memoryview(target), [(0, 1), (6, 9)]) == 10
