@@ -118,13 +118,6 @@ def numbering(write: str) -> Numbering:
     return Numbering(f"{name}.{task.partitionId()}", (int(batch) + 1 << _BATCH_SHIFT) + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class ItemsWritten(WriterCommitMessage):
-    """A task's message to the driver: the number of items that it wrote."""
-
-    items: int
-
-
 class ItemSender:
     """Sends items to the servers, again and again until they are stored."""
 
@@ -335,7 +328,6 @@ class _RowWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
-        items = 0
         membership: Membership = self._options.cluster.membership()
         numbered = numbering(self._name)
         if self._options.exactly_once:
@@ -359,9 +351,8 @@ class _RowWriter:
                 groups = grouped(rows, self._options.queue, dead_letters.add)
                 for queue, due, expiry, data in groups:
                     sender.send(queue, data, expiry, due)
-                items += batch.num_rows
         dead_letters.flush()
-        return ItemsWritten(items)
+        return WriterCommitMessage()
 
 
 def _home(membership: Membership, producer: str) -> Membership:

@@ -103,8 +103,7 @@ class ServerProbe:
         self._clock = clock or SystemClock()
         self._servers = ServerSet(membership.reads, time.monotonic, self._random)
         self._connections: dict[Address, Connection] = {}
-        self._refusing: set[Address] = set()
-        self._failures: dict[Address, str] = {}
+        self._failures: dict[Address, ClientError] = {}
         self._creates = create_children
 
     @classmethod
@@ -234,8 +233,8 @@ class ServerProbe:
             self._list_each()
         self._membership.start()
         choice = self._servers.choose()
-        refusing = [server for server in choice.aside if server in self._refusing]
-        servers = [*choice.ready, *refusing]
+        refusing = {server for server, why in self._failures.items() if is_refusal(why)}
+        servers = [*choice.ready, *refusing.intersection(choice.aside)]
         if servers:
             with ThreadPoolExecutor(min(len(servers), _MAX_THREADS)) as threads:
                 list(threads.map(lambda server: self._check_readable(server, patience), servers))
@@ -251,7 +250,7 @@ class ServerProbe:
         counts = self.counts()
         if counts:
             return counts
-        reasons = sorted(self._failures.values())
+        reasons = sorted(map(str, self._failures.values()))
         shown = "; ".join(reasons[:_MOST_REASONS])
         more = f"; and {len(reasons) - _MOST_REASONS} more" if reasons[_MOST_REASONS:] else ""
         raise ServerUnavailable(
@@ -494,16 +493,13 @@ class ServerProbe:
         A refusal because of the state of the server or the queue is particular to this server; any
         other refusal means that the request is wrong.
         """
-        if is_refusal(error):
-            self._refusing.add(server)
-        elif isinstance(error, ServerRefused):
+        if isinstance(error, ServerRefused) and not is_refusal(error):
             raise error
-        self._failures[server] = str(error)
+        self._failures[server] = error
         if self._servers.failed(server):
             _log.warning("%s is set aside: %s", server, error)
 
     def _answered(self, server: Address) -> None:
-        self._refusing.discard(server)
         self._failures.pop(server, None)
         self._servers.succeeded(server)
 
