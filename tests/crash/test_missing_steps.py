@@ -46,7 +46,6 @@ UNSEEN = {
     "journal/packing.py pack: directory.rename(placed, queue)": "only a nicer name",
     "journal/packing.py pack: directory.sync()": "only a nicer name",
     "journal/replacement.py Replacement._write: file.sync()": "the last sync has less to do",
-    "spark/sinks/journal_commit.py JournalCommit._create: directory.remove(opened)": "is empty",
     "tools/import_export.py import_rows: directory.remove(name)": TEMPORARY,
     "journal/loading.py remove_left_over: directory.remove(name)": TEMPORARY,
     "journal/replacement.py Replacement.place: self._directory.remove(self._temporary)": TEMPORARY,
@@ -105,7 +104,6 @@ UNSEEN_SWAPS = {
     (f"{SHARED} < _sync_rest", "clean_up: directory.remove(name)"): OTHER,
     ("FileWriter.sync: self._file.sync()", "rename(queue, old[-1])"): OTHER,
     ("FileWriter.sync: self._file.sync()", "directory.link(name, aside)"): OTHER,
-    ("JournalCommit._create: directory.sync() #3", "directory.remove(opened)"): "it is empty",
 }
 """Ends of the names of two steps."""
 

@@ -1,12 +1,12 @@
 """Commit a write: turn parts into journal files that a server loads at start.
 
-The contents of a queue change at a single rename, so a crash leaves each queue either as it was
-or as it is after the commit. Which rename this is depends on what the queue has:
+The contents of a queue change with a single step, so a crash leaves each queue either as it was
+or as it is after the commit. Which step this is depends on what the queue has:
 
     no files, one part       the part is renamed to a journal file
     no files, several parts  an empty pack is written, whose name is later than all parts', so that
                              servers ignore them; the parts are renamed to journal files; then the
-                             pack is renamed to an earlier name, so that the parts take effect
+                             pack is removed
     files, append            the current file is rotated, which changes nothing; then all parts,
                              joined to one file, are renamed to the next journal file
     files, overwrite         all parts, joined to one file, replace all other files as a packed
@@ -86,11 +86,8 @@ class JournalCommit:
             self._move_in(part.path, rotated_name(queue, timestamp + place), sync=False)
         directory.sync()
         directory.crash_point("guarded")
-        opened = rotated_name(queue, timestamp)
-        directory.rename(guard, opened)
+        directory.remove(guard)
         directory.sync()
-        directory.crash_point("committed")
-        directory.remove(opened)
 
     def _replace(self, existing: QueueFiles, parts: Sequence[JournalPart]) -> None:
         take_place(self._directory, existing, self._inside(self._joined(parts)), self._now)
