@@ -339,8 +339,8 @@ def test_report_of_a_time_and_of_several_spools(spark: SparkSession, tmp_path: P
         records += [AddX(hour + HOUR, 0, b"new!"), Remove(), AddX(hour + 2 * HOUR, 0, b"later")]
         write(tmp_path / "spools" / spool / "q", records)
 
-    range_ = {"since": hour + HOUR, "until": hour + 2 * HOUR}
-    made = report(spark, str(tmp_path / "spools" / "*"), tmp_path / "out", **range_)
+    path, output = str(tmp_path / "spools" / "*"), tmp_path / "out"
+    made = report(spark, path, output, since=hour + HOUR, until=hour + 2 * HOUR)
 
     rows = spark.read.parquet(str(tmp_path / "out" / "hours")).orderBy("spool").collect()
     spools = [str(tmp_path / "spools" / name) for name in "ab"]

@@ -169,7 +169,7 @@ def queue_row(same: Sequence[QueueStats]) -> dict[str, Any]:
     return row | {"paused": paused_over_servers(same)}
 
 
-def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str | int]], *, as_json: bool) -> None:
+def print_rows(heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> None:
     """Print rows of text and numbers as a table, or as a list of objects in JSON."""
     if as_json:
         print(json.dumps([dict(zip(heads, row, strict=True)) for row in rows], indent=2))

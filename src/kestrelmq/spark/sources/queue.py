@@ -196,14 +196,17 @@ class QueueSourceReader(DataSourceReader):
             )
 
     def _read_file(self, plan: FileReadPlan) -> Iterator[pa.RecordBatch]:
-        asked = not _OF_READS.isdisjoint(name.lower() for name in self._schema.names)
-        read_of: ReadOf = replay_noted(plan.opened).open.get if plan.opened and asked else {}.get
+        read_of = self._reads(plan)
         for view, items, ordinals in live_items(plan):
             done = 0
             for batch in columns.batches(items, self._options.batch_rows):
                 here = ordinals[done : done + len(batch)]
                 done += len(batch)
                 yield rows(self._schema, _makers(view, plan, batch, here, read_of))
+
+    def _reads(self, plan: FileReadPlan) -> ReadOf:
+        asked = not _OF_READS.isdisjoint(name.lower() for name in self._schema.names)
+        return replay_noted(plan.opened).open.get if asked and plan.opened else lambda _: None
 
 
 def queue_columns(*, delayed: bool) -> StructType:
