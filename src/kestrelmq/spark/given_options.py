@@ -119,7 +119,7 @@ class GivenOptions:
                 given = "" if shown is None else f" = {shown!r}"
                 raise ConfigError(
                     f"option '{written}'{given} of {self.purpose} is unknown: "
-                    f"allowed are {', '.join(sorted(self._known))}"
+                    f"allowed are {', '.join(sorted(set(self._known)))}"
                 )
         return options
 

@@ -30,6 +30,7 @@ DEFAULT_BATCH_BYTES: Final = 128 << 20
 _STREAMS_ONLY: Final = frozenset(
     {"startingoffsets", "failondataloss", "maxbytespertrigger", "wait"}
 )
+_READ: Final = "a queue path, a journal file, or a glob of either"
 _MAX_BATCH_ROWS: Final = 1_000_000
 
 Options = TypeVar("Options", bound="SpoolOptions")
@@ -124,8 +125,11 @@ def journal_stream_options(given: Mapping[str, str]) -> JournalStreamOptions:
 def journal_options(given: Mapping[str, str]) -> JournalReadOptions | JournalStreamOptions:
     """Return the options of reading `kestrel.journal`, as a table or as a stream.
 
-    Raises ConfigError.
+    Raises ConfigError: it tells the options of both, because Spark does not tell which it is.
     """
+    either = GivenOptions("reading kestrel.journal", given)
+    either.journals(_READ)
+    either.checked([either.of(kind) for kind in (JournalReadOptions, JournalStreamOptions)])
     if any(name.lower() in _STREAMS_ONLY for name in given):
         return journal_stream_options(given)
     return journal_read_options(given)
@@ -138,7 +142,7 @@ def queue_read_options(given: Mapping[str, str]) -> QueueReadOptions:
 
 def _validated(kind: type[Options], purpose: str, given: Mapping[str, str]) -> Options:
     options = GivenOptions(purpose, given)
-    path = options.journals("a queue path, a journal file, or a glob of either")
+    path = options.journals(_READ)
     return options.checked(kind(path, **options.of(kind)))
 
 

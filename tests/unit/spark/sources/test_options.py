@@ -170,3 +170,5 @@ def test_a_stream_and_a_table_have_some_options_each() -> None:
         journal_read_options(stream)
     with pytest.raises(ConfigError, match="'pushdown'"):
         journal_options({**stream, "pushdown": "true"})
+    with pytest.raises(ConfigError, match=r"maxBytesPerTrigger, mode, partitionBytes, path, push"):
+        journal_options({"path": "p", "maxBytesPerBatch": "1 MiB"})
