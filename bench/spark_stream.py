@@ -42,8 +42,8 @@ def fill(address: str, items: int, size: int) -> None:
     """Add items to the queue."""
     block = [random.Random(1).randbytes(size) for _ in range(1000)]
     with Client(address) as client:
-        for _ in range(items // len(block)):
-            client.put_many(QUEUE, block)
+        for begin in range(0, items, len(block)):
+            client.put_many(QUEUE, block[: items - begin])
 
 
 def stream(spark: SparkSession, address: str, scratch: Path, per_batch: int) -> int:
