@@ -22,6 +22,7 @@ _NEEDED: Final = (
     "kestrelmq.spark.sources.live",
     "kestrelmq.spark.sources.queue",
 )
+_TASKS: Final = "pyspark.worker"
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads: in a forked process they would not run."""
 
@@ -30,12 +31,14 @@ def main() -> None:
     """Import, and serve Spark until it closes our standard input."""
     for name, value in _ONE_THREAD.items():
         os.environ.setdefault(name, value)
-    # Spark names the module that the processes run; without a name it is `pyspark.worker`.
-    for module in (*_NEEDED, *(sys.argv[1:] or ["pyspark.worker"])):
+    # Spark names the module that the processes run; without a name it is that of tasks.
+    runs = sys.argv[1:] or [_TASKS]
+    for module in (*_NEEDED, *runs):
         import_module(module)
-    # This looks for pandas, and imports it where it is. At the top of this module, pyarrow would be
-    # imported before the variables are set.
-    import_module("pyarrow").array([])
+    if _TASKS in runs:
+        # This looks for pandas, and imports it where it is. Only tasks make arrays. At the top of
+        # this module, pyarrow would be imported before the variables are set.
+        import_module("pyarrow").array([])
     # The processes collect garbage after each task. They need not look at all this, nor copy it.
     gc.collect()
     gc.freeze()

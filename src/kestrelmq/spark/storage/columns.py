@@ -38,7 +38,6 @@ MAX_BATCH_BYTES: Final = 64 << 20
 
 LONGEST: Final = (2**63 - 1) // 1000
 """How far from the epoch a time in ms may be, for its microseconds to fit into 64 bits."""
-_NAMES: Final = pa.array(OPERATIONS)
 _DATA_AT: Final[NDArray[np.int64]] = np.array([9, 0, 21, 0, 0, 0, 0, 25, 25, 0], dtype=np.int64)
 # An ADD has its expiry, in seconds, where an ADDX has its add time.
 _TIMES_AT: Final[NDArray[np.int64]] = np.array([5, 0, 5, 0, 0, 0, 0, 9, 9, 0], dtype=np.int64)
@@ -62,7 +61,8 @@ def operation_codes(chunk: Chunk) -> NDArray[np.uint8]:
 
 def operations(chunk: Chunk) -> pa.Array:
     """Return the names of the operations."""
-    return _NAMES.take(pa.array(operation_codes(chunk)))
+    # Not at the top: it looks for pandas, and imports it, which a process that plans does not need.
+    return pa.array(OPERATIONS).take(pa.array(operation_codes(chunk)))
 
 
 def xids(view: FileView, chunk: Chunk) -> pa.Array:
