@@ -37,8 +37,6 @@ _LONGEST: Final = (
     "tests/integration/",
 )
 """How the names of the longest groups of tests begin, which come first."""
-_STREAMS: Final = ("stream", "several", "journal_archive", "live_pipe", "packed")
-"""What is in the names of those modules of `spark` that take half of its time."""
 
 _CLASSES: Final = Path(sys.prefix) / ".stamps/spark.jsa"
 """Classes of Spark, as `make everything` stores them."""
@@ -55,8 +53,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         path = nodeid.partition("::")[0]
         folder = path.split("/")[1]
         if folder == "spark" and "cluster" not in path:
-            # Two sessions, because one of them would be what the whole run waits for.
-            return "spark, streams" if any(word in path for word in _STREAMS) else "spark"
+            return folder
         if folder == "unit" and "/test_stor" in path:
             return "object store"
         return nodeid if folder in {"unit", "property", "crash", "pages"} else path
@@ -80,7 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """End what the tests start if they cannot do so themselves, and measure what they cost."""
     guard()
     # Every Java that a test starts, by whatever command, is soon there and soon gone.
-    quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    # What the session of the tests compiles does not fit the usual place, which is then swept.
+    quick = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
     stored = f" -Xlog:disable -XX:SharedArchiveFile={_CLASSES}" if _CLASSES.exists() else ""
     os.environ["JAVA_TOOL_OPTIONS"] = quick + stored
     is_worker = hasattr(config, "workerinput")

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
@@ -23,6 +23,39 @@ from kestrelmq.spark.sources.live import KestrelSource
 from tests.support.queries import live, running
 
 FORMAT: Final = "kestrel.stopping"
+
+
+def stand_still(root: Path) -> NoReturn:
+    """Tell that a process has come to its step, and never return."""
+    (root / "reached").touch()
+    while True:
+        time.sleep(60)
+
+
+def stopping_source(root: Path, step: str, nth: int) -> type[KestrelSource]:
+    """Return the source, whose process that is the `nth` to come to `step` stands still."""
+    # Each task has a copy of its own of what is here; a file is what they share.
+    hits = root / "hits"
+    hits.write_bytes(b"")
+
+    def reached(point: str) -> None:
+        if point != step:
+            return
+        with hits.open("ab") as file:
+            file.write(b".")
+        if hits.stat().st_size >= nth:
+            stand_still(root)
+
+    class StoppingSource(KestrelSource):
+        """The source, told where to stop."""
+
+        @classmethod
+        def name(cls) -> str:
+            """Return the format's name."""
+            return FORMAT
+
+    StoppingSource.reached = staticmethod(reached)
+    return StoppingSource
 
 
 def main(
@@ -35,31 +68,9 @@ def main(
     options: Mapping[str, str],
 ) -> None:
     """Run the stream."""
-    # Each task has a copy of its own of what is here; a file is what they share.
-    hits = root / "hits"
-    hits.write_bytes(b"")
-
-    def reached(point: str) -> None:
-        if point != step:
-            return
-        with hits.open("ab") as file:
-            file.write(b".")
-        if hits.stat().st_size >= nth:
-            (root / "reached").touch()
-            while True:
-                time.sleep(60)
-
-    class StoppingSource(KestrelSource):
-        """The source, told where to stop."""
-
-        @classmethod
-        def name(cls) -> str:
-            """Return the format's name."""
-            return FORMAT
-
-    StoppingSource.reached = staticmethod(reached)
+    source = stopping_source(root, step, nth)
     given = {"maxItemsPerTrigger": "400", **options}
-    relation = live(servers, StoppingSource, queue=queue, **given)
+    relation = live(servers, source, queue=queue, **given)
     if engine == "plain":
         with running(relation, root) as query:
             while True:
@@ -76,7 +87,7 @@ def main(
 
     with local_session("local[2,2]", quick=True) as spark:
         spark.sparkContext.setLogLevel("ERROR")
-        spark.dataSource.register(StoppingSource)
+        spark.dataSource.register(source)
         rows = spark.readStream.format(FORMAT).options(**relation.options).load()
         writer = rows.writeStream.option("checkpointLocation", str(root / "checkpoint"))
         match engine:

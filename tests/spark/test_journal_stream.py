@@ -4,7 +4,6 @@
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kestrelmq.client import Client
 from kestrelmq.spark.session import start_query
-from tests.spark.processes import SparkProcess
 from tests.spark.spools import adds, write
 from tests.spark.streams import drain, numbered
 from tests.support.patience import PATIENCE, until
@@ -124,22 +122,6 @@ def test_available_now_ends_at_what_was_there(
     query = start_query(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
     assert query.awaitTermination(PATIENCE)
     assert (sum(read), len(read) > 3) == (300, True)
-
-
-def test_a_session_that_is_killed_reads_each_record_once(
-    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path
-) -> None:
-    """The whole session dies within a batch; its files get other names before it is read again."""
-    sent = [b"%d " % number + bytes(500) for number in range(200)]
-    client.put_many("work", sent[:150])
-    session = SparkProcess("tests.spark.journal_session", tmp_path, str(server.queue_path))
-    session.wait_until_reached()
-    client.put_many("work", sent[150:])
-    session.kill9()
-    copy = tmp_path / "copy"
-    shutil.copytree(server.queue_path, copy)
-    drain(follow(spark, copy, maxBytesPerTrigger="20 KiB"), tmp_path)
-    assert items_in(spark, tmp_path) == sent
 
 
 def test_errors_say_what_is_allowed(spark: SparkSession, tmp_path: Path) -> None:

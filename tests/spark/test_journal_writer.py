@@ -17,9 +17,7 @@ from kestrelmq.errors import QueuePathLocked
 from kestrelmq.queues.collection import QueueCollection
 from kestrelmq.spark import register
 from kestrelmq.spark.reading import write_journals
-from tests.spark.processes import SparkProcess
 from tests.spark.spools import NOW, Loaded, adds, load, write
-from tests.support.patience import until
 
 ZONE = "spark.sql.session.timeZone"
 
@@ -289,26 +287,6 @@ def test_a_server_start_ends_a_write(spark: SparkSession, tmp_path: Path) -> Non
 
     assert data(tmp_path) == {"a": [b"1"]}
     assert leftovers(tmp_path) == []
-
-
-def test_what_a_killed_write_leaves_goes_with_the_next(spark: SparkSession, tmp_path: Path) -> None:
-    """While its driver runs, another write leaves it alone; the one after its end removes it."""
-    spool = tmp_path / "spool"
-    rows = spark.createDataFrame([("a", "2")], "queue string, data string")
-    killed = SparkProcess("tests.spark.write_session", tmp_path, str(spool))
-    killed.wait_until_reached()
-    try:
-        (left,) = leftovers(spool)
-        until(lambda: any((spool / left).iterdir()))
-        save(rows, spool)
-        assert leftovers(spool) == [left]
-    finally:
-        killed.kill9()
-
-    assert leftovers(spool) == [left]
-    save(rows, spool)
-    assert leftovers(spool) == []
-    assert data(spool) == {"a": [b"2", b"2"]}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from kestrelmq.spark.pipelines.archive import ArchivedQueue
 from kestrelmq.spark.pipelines.restore import in_time_range
 from tests.spark.processes import PIPELINE
 from tests.spark.spools import load
+from tests.spark.test_commands import Terminal
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess
 
@@ -193,30 +194,33 @@ def test_the_command_archive_follows_until_it_is_asked_to_end(
     assert '"spark.driver.host":"127.0.0.1"' in logged
 
 
-def test_a_missing_java_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_java_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line, exit status 1, and no stack trace."""
-    result = subprocess.run(
-        [*PIPELINE, "verify", str(tmp_path)],
-        env=os.environ | {"JAVA_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    assert result.returncode == 1
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+    ended = Terminal(capsys).run("verify", tmp_path)
+
+    assert (ended.status, ended.table) == (1, [])
+    (line,) = ended.errors.splitlines()
     assert line.startswith("kestrelmq: error: pipelines need a Java runtime, 17 or newer")
 
 
-def test_a_wrong_use_is_exit_status_2(tmp_path: Path) -> None:
-    """Flags that contradict each other start no Spark."""
-    for words in (
+@pytest.mark.parametrize(
+    "words",
+    [
         ["restore", "t"],
         ["restore", "t", "--live", "--since", "noon"],
         ["restore", "t", "--live", "--since", "2026-01-02", "--until", "2026-01-02T00:00Z"],
         ["archive"],
         ["archive", "work", "-o", "t", "--user", "spark"],
-    ):
-        result = subprocess.run([*PIPELINE, *words], capture_output=True, check=False)
-        assert result.returncode == 2
+    ],
+)
+def test_a_wrong_use_is_exit_status_2(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flags that contradict each other start no Spark."""
+    monkeypatch.setenv("JAVA_HOME", "nowhere")  # to start it would be exit status 1
+
+    assert Terminal(capsys).run(*words).status == 2

@@ -65,7 +65,7 @@ def copies_under_load(server: ServerProcess, target: Path) -> Iterator[Path]:
         for number in range(4):
             stop.wait(0.4)
             copy = target / str(number)
-            copy.mkdir()
+            copy.mkdir(parents=True)
             for file in sorted(
                 server.queue_path.iterdir(), key=lambda file: (-len(file.name), file)
             ):
@@ -86,18 +86,22 @@ def test_spools_copied_under_load_are_as_a_server_loads_them(
 ) -> None:
     """A copy may end anywhere, in a record too: what it holds is what the server's load holds."""
     with running_server(tmp_path, config=CONFIG) as server:
-        copies = list(copies_under_load(server, tmp_path))
+        copies = list(copies_under_load(server, tmp_path / "copies"))
 
     assert any(len(list(copy.glob("*.*"))) > 0 for copy in copies)
-    for copy in copies:
-        expected = {queue: items for queue, items in load(copy).items() if items}
-        found: dict[str, list[tuple[int | None, bytes]]] = {}
-        rows = read_queues(spark, str(copy), direct_bytes=1).orderBy("queue", "position")
-        for row in rows.collect():
-            found.setdefault(row.queue, []).append((row.xid, bytes(row.data)))
-        assert found == {
-            queue: [(item.xid, item.data) for item in items] for queue, items in expected.items()
+    found: dict[str, dict[str, list[tuple[int | None, bytes]]]] = {}
+    rows = read_queues(spark, str(tmp_path / "copies" / "*"), direct_bytes=1)
+    for row in rows.orderBy("spool", "queue", "position").collect():
+        queues = found.setdefault(row.spool, {})
+        queues.setdefault(row.queue, []).append((row.xid, bytes(row.data)))
+    assert found == {
+        str(copy): {
+            queue: [(item.xid, item.data) for item in items]
+            for queue, items in load(copy).items()
+            if items
         }
+        for copy in copies
+    }
 
 
 def test_a_server_serves_what_was_written_and_packed(spark: SparkSession, tmp_path: Path) -> None:

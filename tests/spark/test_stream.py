@@ -16,7 +16,6 @@ from kestrelmq.client import Client
 from kestrelmq.spark.cluster_options import ClusterOptions
 from kestrelmq.spark.pipelines import ArchiveOptions, archive, restore
 from kestrelmq.spark.session import start_query
-from kestrelmq.spark.sources.live import KestrelSource
 from kestrelmq.spark.sources.refusals import QueueCannotBeRead
 from tests.spark.spools import adds, load, write
 from tests.spark.streams import QUEUE, drain, items_in, numbered, stream
@@ -50,37 +49,23 @@ def test_a_cluster_is_drained_in_batches(
 
 
 def test_a_source_that_comes_up_too_late_is_started_again(
-    spark: SparkSession,
-    cluster: str,
-    client: Client,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, cluster: str, client: Client, tmp_path: Path
 ) -> None:
     """On a busy machine a source's process may not connect in the time that Spark gives it."""
     client.put_many(QUEUE, numbered(5))
-    python, late = tmp_path / "python", tmp_path / "late"
-    python.write_text(
-        f"""#!/bin/sh
+    python, late = Path(spark.sparkContext.pythonExec), tmp_path / "late"
+    assert python.parent.name.startswith("kestrelmq-spark-python-")  # it is the session's own
+    script = python.read_text()
+    waits = f"""
 case "$*" in *python_streaming_source_runner*)
     [ -e {late} ] || {{ touch {late}; exec sleep 20; }} ;;
 esac
-exec {spark.sparkContext.pythonExec} "$@"
 """
-    )
-    python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-
-    class LateSource(KestrelSource):
-        """The source, with a Python that is late the first time."""
-
-        @classmethod
-        def name(cls) -> str:
-            """Return the format's name."""
-            return "kestrel.late"
-
-    spark.dataSource.register(LateSource)
-
-    assert drain(stream(spark, cluster, form="kestrel.late"), tmp_path) == [5]
+    python.write_text(script.replace("\n", waits, 1))
+    try:
+        assert drain(stream(spark, cluster), tmp_path) == [5]
+    finally:
+        python.write_text(script)
     assert late.exists()
 
 

@@ -1,4 +1,4 @@
-"""A running stream is killed, with its servers and producers, and loses nothing.
+"""Running streams and writes are killed, with servers and producers, and lose nothing.
 
 `tests/integration/test_live_streams.py` has kills at the other steps, without Spark.
 """
@@ -6,6 +6,7 @@
 import logging
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -17,7 +18,9 @@ from pyspark.sql import SparkSession
 from kestrelmq.client import Client
 from tests.spark.processes import SparkProcess
 from tests.spark.producing import Producer
-from tests.spark.streams import QUEUE, drain, register_killed, stream
+from tests.spark.streams import QUEUE, drain, numbered, register_killed, stream
+from tests.spark.test_journal_stream import CONFIG, follow, items_in
+from tests.spark.test_journal_writer import data, leftovers, save
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
@@ -39,21 +42,43 @@ def rows_in(spark: SparkSession, root: Path) -> list[tuple[bytes, int]]:
     return sorted(((bytes(row[0]), row[1]) for row in rows.collect()), key=lambda item: item[1])
 
 
-def test_a_session_that_is_killed_within_the_protocol_loses_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The whole session dies while its tasks read; each item comes once."""
-    with running_server(tmp_path) as server, Client(server.address) as client:
-        sent = [b"%d" % number for number in range(1500)]
-        client.put_many(QUEUE, sent)
-        session = session_of(server.address, tmp_path, "yielding", 2)
-        session.wait_until_reached()
-        session.kill9()
-        drain(stream(spark, server.address), tmp_path)
-        assert client.get(QUEUE) is None
+def test_a_session_that_is_killed_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """It dies while it takes items, follows journals and writes some; each item comes once.
 
-    items = rows_in(spark, tmp_path)
-    assert [item for item, _ in items] == sent
+    The journals have other names before they are read again. While the driver runs, another write
+    leaves alone what the first one has written; the one after its end removes it.
+    """
+    sent = [b"%d " % number + bytes(500) for number in range(200)]
+    spool, copy = tmp_path / "spool", tmp_path / "copy"
+    row = spark.createDataFrame([("a", "2")], "queue string, data string")
+    with ExitStack() as stack:
+        server = stack.enter_context(running_server(tmp_path / "a"))
+        other = stack.enter_context(running_server(tmp_path / "b", config=CONFIG))
+        client, producer = (stack.enter_context(Client(one.address)) for one in (server, other))
+        client.put_many(QUEUE, numbered(1500))
+        producer.put_many("work", sent[:150])
+        words = (str(other.queue_path), server.address)
+        session = SparkProcess("tests.spark.killed_session", tmp_path, *words)
+        try:
+            session.wait_until_reached()
+            producer.put_many("work", sent[150:])
+            (left,) = leftovers(spool)
+            until(lambda: any((spool / left).iterdir()))
+            save(row, spool)
+            assert leftovers(spool) == [left]
+        finally:
+            session.kill9()
+        drain(stream(spark, server.address), tmp_path / "live")
+        assert client.get(QUEUE) is None
+        shutil.copytree(other.queue_path, copy)
+    drain(follow(spark, copy, maxBytesPerTrigger="20 KiB"), tmp_path / "journals")
+
+    assert [item for item, _ in rows_in(spark, tmp_path / "live")] == numbered(1500)
+    assert items_in(spark, tmp_path / "journals") == sent
+    assert leftovers(spool) == [left]
+    save(row, spool)
+    assert leftovers(spool) == []
+    assert data(spool) == {"a": [b"2", b"2"]}
 
 
 def test_a_worker_that_is_killed_within_the_protocol_is_replaced(
