@@ -51,10 +51,10 @@ def contents(rows: DataFrame) -> list[tuple[str, int, int | None, int, int | Non
 
 
 @pytest.mark.parametrize("direct_bytes", [1, 1 << 20])
-def test_delayed_items_are_rows_if_asked_for(
+def test_delayed_items_are_rows_behind_the_others(
     spark: SparkSession, tmp_path: Path, direct_bytes: int
 ) -> None:
-    """Behind those in line, by due time; not those that have joined their queue."""
+    """By due time, and not those that have joined their queue; an option leaves them out."""
     spool = str(delayed_spool(tmp_path / "spool"))
     expected = [
         ("jobs", 0, 1, 0, None, b"open"),
@@ -66,15 +66,14 @@ def test_delayed_items_are_rows_if_asked_for(
         ("only", 0, None, 0, NOW + 1, b"alone"),
         ("plain", 0, None, 0, None, b"x"),
     ]
-    rows = read_queues(spark, spool, delayed=True, direct_bytes=direct_bytes)
+    rows = read_queues(spark, spool, direct_bytes=direct_bytes)
 
     assert contents(rows) == expected
     assert rows.columns[-1] == "due"
     assert rows.where("due IS NOT NULL AND add_time = due AND size = length(data)").count() == 4
-    plain = read_queues(spark, spool, direct_bytes=direct_bytes)
-    assert "due" not in plain.columns
-    assert plain.count() == 4
-    loaded = spark.read.format("kestrel.queue").option("delayed", "true").load(spool)
+    plain = read_queues(spark, spool, delayed=False, direct_bytes=direct_bytes)
+    assert contents(plain) == [row for row in expected if row[4] is None]
+    loaded = spark.read.format("kestrel.queue").load(spool)
     assert contents(loaded) == expected
 
 
@@ -82,7 +81,7 @@ def test_a_large_queue_with_delayed_items_is_planned(spark: SparkSession, tmp_pa
     """Positions go on behind the items in line, also if those are of several files."""
     spool = delayed_spool(tmp_path)
     write(spool / "jobs.1", adds([b"%d" % number for number in range(100)]))
-    rows = read_queues(spark, str(spool), delayed=True, direct_bytes=1)
+    rows = read_queues(spark, str(spool), direct_bytes=1)
     late = contents(rows.where("queue = 'jobs' AND due IS NOT NULL"))
 
     assert [(row[1], row[5]) for row in late] == [(103, b"soon"), (104, b"last"), (105, b"later")]
@@ -133,7 +132,7 @@ def test_overwriting_replaces_items_in_line_and_delayed_ones(
         write_journals(rows, str(spool))
     due = later if stays == "later" else None
     write_journals(spark.createDataFrame([("jobs", "new", due)], schema), str(spool), "overwrite")
-    rows = read_queues(spark, str(spool), delayed=True).orderBy("queue", "position")
+    rows = read_queues(spark, str(spool)).orderBy("queue", "position")
     found = rows.selectExpr("queue", "data", DUE).collect()
     assert [(row.queue, bytes(row.data), row.due) for row in found] == [
         ("jobs", b"new", due),
@@ -189,7 +188,7 @@ def test_delayed_items_are_restored_to_live_servers(spark: SparkSession, tmp_pat
 def test_a_single_journal_file_has_its_delayed_items(spark: SparkSession, tmp_path: Path) -> None:
     """Those of other files are not there."""
     spool = delayed_spool(tmp_path)
-    rows = read_queues(spark, str(spool / "jobs"), delayed=True).where("due IS NOT NULL")
+    rows = read_queues(spark, str(spool / "jobs")).where("due IS NOT NULL")
 
     assert [bytes(row.data) for row in rows.collect()] == [b"last"]
 

@@ -85,8 +85,8 @@ def test_a_spool_of_a_server_is_the_same_in_a_store(
     assert rows(operations, "file", "position") == rows(
         read_journals(spark, local), "file", "position"
     )
-    there = read_queues(spark, stored, delayed=True, direct_bytes=1, storage=options)
-    here = read_queues(spark, local, delayed=True)
+    there = read_queues(spark, stored, direct_bytes=1, storage=options)
+    here = read_queues(spark, local)
     assert rows(there, "queue", "position") == rows(here, "queue", "position")
     assert there.where("due is not null").count() == 1
     checks = [
@@ -256,7 +256,7 @@ def test_a_spool_in_a_store_is_packed(
     options = store.options
 
     def held() -> list[tuple[object, ...]]:
-        table = read_queues(spark, stored, delayed=True, storage=options)
+        table = read_queues(spark, stored, storage=options)
         return rows(table, "queue", "position")
 
     before, place, stored = held(), stored, f"{stored}-packed"

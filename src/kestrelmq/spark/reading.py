@@ -106,7 +106,7 @@ def read_queues(
     columns: Sequence[str] | None = None,
     *,
     direct_bytes: int = DEFAULT_DIRECT_BYTES,
-    delayed: bool = False,
+    delayed: bool = True,
     mode: Mode = "failfast",
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -117,7 +117,7 @@ def read_queues(
         path: a queue path, a journal file, or a glob of either.
         columns: the columns to read; without `data` no item data is read.
         direct_bytes: the size above which the files of a queue are summarised first, in parallel.
-        delayed: whether delayed items are rows, too; then there is a column `due`.
+        delayed: whether delayed items are rows, too.
         mode: what to do with a damaged queue: see `kestrelmq.spark.sources.journal_options`.
         storage: options of the store that the path is in.
     """
@@ -132,12 +132,11 @@ def read_queues(
 def replayed_queues(
     spark: SparkSession, path: JournalPath, direct_bytes: int = DEFAULT_DIRECT_BYTES
 ) -> DataFrame:
-    """Return what is in the queues of `path` now, delayed items too, as planned by a Spark job.
+    """Return what is in the queues of `path` now, as planned by a Spark job.
 
     `read_queues` plans on the driver's machine, but only when the rows are needed.
     """
-    options = {"delayed": "true", "directBytes": str(direct_bytes)}
-    source = QueueSource(options | path_options(path))
+    source = QueueSource({"directBytes": str(direct_bytes)} | path_options(path))
     schema = source.schema()
     reader = QueueSourceReader(queue_read_options(source.options), schema)
     partitions = reader.partitions(summarise_on(spark))

@@ -48,7 +48,7 @@ def replay(
 ) -> list[QueueContents]:
     """Write what is in the queues of `path` to a table, partitioned by queue.
 
-    Columns are those of `kestrel.queue` with delayed items; `position` orders the items of a queue.
+    Columns are those of `kestrel.queue`; `position` orders the items of a queue.
 
     Returns:
         A summary for each queue that has items, sorted by name.

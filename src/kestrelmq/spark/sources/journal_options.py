@@ -109,7 +109,7 @@ class QueueReadOptions(SpoolOptions):
     """
 
     direct_bytes: int = option("directBytes", a_size, DEFAULT_DIRECT_BYTES)
-    delayed: bool = option("delayed", a_boolean, False)
+    delayed: bool = option("delayed", a_boolean, True)
 
 
 def journal_read_options(given: Mapping[str, str]) -> JournalReadOptions:

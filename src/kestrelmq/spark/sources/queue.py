@@ -5,8 +5,8 @@ small journal is replayed by the task that reads it. A queue with a large one is
 files are summarised in parallel, and then only those that hold live items are read again. No item
 data passes through the driver.
 
-Delayed items are rows only on request, because no reader gets them yet: without them the table is
-what a server would hand out. They come after the items in line, by the times at which they are due.
+Delayed items come after the items in line, by the times at which they are due. No reader gets them
+yet: without them, which is an option, the table is what a server would hand out.
 
 Spark plans a source in a separate process that cannot start jobs. There, a pool of processes on the
 driver's machine summarises the files; the pipeline `replay` has a job do it.
@@ -65,12 +65,11 @@ QUEUE_SCHEMA: Final = (
     .add("expiry", "timestamp")
     .add("size", "integer", nullable=False)
     .add("data", "binary", nullable=False)
+    .add("due", "timestamp")
 )
 _OF_READS: Final = frozenset({"owner", "tag", "deliveries"})
 """Columns that need a queue with open reads to be replayed with its notes."""
 ReadOf = Callable[[int], OpenRead | None]
-DUE_COLUMN: Final = StructType().add("due", "timestamp")
-"""When a delayed item is due; null for an item in line."""
 
 
 class QueuePartition(InputPartition):
@@ -96,13 +95,12 @@ class QueueSource(TableSource):
 
     format_name = QUEUE_FORMAT
     table = QUEUE_SCHEMA
-    on_demand = StructType([*DUE_COLUMN, *SPOOL_COLUMN])
+    on_demand = SPOOL_COLUMN
 
     def columns(self) -> StructType:
-        """Return the columns, with `due` and `spool` if the options and the path need them."""
+        """Return the columns; with several queue paths, the column `spool` is one of them."""
         options = queue_read_options(self.options)
-        table = queue_columns(delayed=options.delayed)
-        return self.picked(options.columns, lambda: with_spool(table, options.path))
+        return self.picked(options.columns, lambda: with_spool(self.table, options.path))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the columns of `schema`."""
@@ -207,11 +205,6 @@ class QueueSourceReader(DataSourceReader):
     def _reads(self, plan: FileReadPlan) -> ReadOf:
         asked = not _OF_READS.isdisjoint(name.lower() for name in self._schema.names)
         return replay_noted(plan.opened).open.get if asked and plan.opened else lambda _: None
-
-
-def queue_columns(*, delayed: bool) -> StructType:
-    """Return the columns of a table with delayed items, or of one without them."""
-    return StructType([*QUEUE_SCHEMA, *(DUE_COLUMN if delayed else ())])
 
 
 def split_by_size(
