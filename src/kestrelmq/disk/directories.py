@@ -264,7 +264,7 @@ class DiskFile:
                 raise
             finally:
                 if own:
-                    os.close(descriptor)
+                    _close(descriptor)
         self.size += sum(map(len, records))
         if self._ended:
             self.release()
@@ -354,9 +354,9 @@ class DiskFile:
         if not self._lock.acquire(blocking=wait):
             return False
         try:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                _close(descriptor)
         finally:
             self._lock.release()
         return True
@@ -654,6 +654,12 @@ class FileWriter:
     def close(self) -> None:
         """Release the file."""
         self._file.close()
+
+
+def _close(descriptor: int) -> None:
+    """Close a file to which all was written. If the disk could not take that, a sync tells."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def _write_slowly(descriptor: int, data: bytes, pause: Pause) -> None:

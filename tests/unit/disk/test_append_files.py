@@ -1,5 +1,6 @@
 """A file that is appended to, while others change, replace, sync or close it."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -24,6 +25,26 @@ def test_a_closed_file_takes_no_more(tmp_path: Path) -> None:
         file.append(b"late")
     assert (tmp_path / "jobs").read_bytes() == b"first"
     assert open_below(tmp_path) == []
+
+
+def test_what_is_written_stays_though_closing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file knows what it has, and its descriptor is gone, as a network file system does it."""
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, "lost the server")
+
+    file = DiskDirectory(tmp_path).append_to("jobs")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.close", fail)
+        assert file.release()
+        file.append_all([b"some", b"more"], no_pause)
+    assert file.size == 8
+    file.append(b"end")
+    assert (tmp_path / "jobs").read_bytes() == b"somemoreend"
 
 
 def test_nothing_is_appended_behind_what_another_program_wrote(tmp_path: Path) -> None:

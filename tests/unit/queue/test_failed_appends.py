@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -121,6 +121,12 @@ def write_half_and_stop(descriptor: int, data: bytes) -> int:
     raise KeyboardInterrupt
 
 
+def close_and_fail(close: Callable[[int], None], descriptor: int) -> None:
+    """Close it, and report an error all the same, as a network file system may."""
+    close(descriptor)
+    raise OSError(errno.EIO, "lost the server")
+
+
 def cut_nothing(descriptor: int, size: int) -> None:  # as `os.ftruncate`
     """Fail as where a file may only grow."""
     raise OSError(errno.EPERM, "it may only grow")
@@ -158,6 +164,23 @@ def test_a_write_that_failed_though_it_wrote_everything(
         follower.look()
     with queues(path) as collection:
         assert contents(collection.obtain(NAME)) == [b"first", b"taken"]
+
+
+def test_an_error_at_closing_the_old_file_takes_nothing_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is in the new file, whatever a network file system tells of the old one."""
+    with queues(path) as collection:
+        assert add(collection, b"first")
+        with largest_file((path / NAME).stat().st_size + 50):
+            assert not add(collection, b"x" * 100)
+        close = os.close
+        with monkeypatch.context() as patch:
+            patch.setattr("os.close", lambda descriptor: close_and_fail(close, descriptor))
+            assert add(collection, b"y" * 100)
+        assert add(collection, b"z")
+    with queues(path) as collection:
+        assert contents(collection.obtain(NAME)) == [b"first", b"y" * 100, b"z"]
 
 
 def test_a_write_that_was_interrupted(
