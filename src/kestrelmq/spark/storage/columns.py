@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kestrelmq.format.records import ADD, ADD_XID, ADDX, SAVE_XID, STATE_DUMP
@@ -101,11 +100,9 @@ def expiries(view: FileView, chunk: Chunk) -> pa.Array:
 
 def timestamps(times: pa.Array, never: int | None = None) -> pa.Array:
     """Return times (ms) as Spark has them; null for `never`, and for one that Spark cannot hold."""
-    held = pc.and_(pc.greater_equal(times, -LONGEST), pc.less_equal(times, LONGEST))
-    if never is not None:
-        held = pc.and_(held, pc.not_equal(times, never))
-    held = pc.if_else(held, times, pa.scalar(None, pa.int64()))
-    return pc.multiply(held, 1000).cast(pa.timestamp("us", "UTC"))
+    values = times.fill_null(LONGEST + 1).to_numpy(zero_copy_only=False)
+    missing = (values < -LONGEST) | (values > LONGEST) | (values == never)
+    return pa.array(values * 1000, pa.timestamp("us", "UTC"), mask=missing)
 
 
 def data(view: FileView, chunk: Chunk) -> pa.Array:
@@ -134,7 +131,8 @@ def coalesce(parts: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
     pending: list[pa.RecordBatch] = []
     waiting = size = 0
     for part in parts:
-        if part.nbytes > MAX_BATCH_BYTES:
+        more = part.nbytes
+        if more > MAX_BATCH_BYTES:
             # Joined with others, it might exceed what one array can address.
             if pending:
                 yield pa.concat_batches(pending)
@@ -144,7 +142,7 @@ def coalesce(parts: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
             continue
         pending.append(part)
         waiting += part.num_rows
-        size += part.nbytes
+        size += more
         if 2 * waiting > rows or size > MAX_BATCH_BYTES:
             yield pending[0] if len(pending) == 1 else pa.concat_batches(pending)
             pending = []
