@@ -63,7 +63,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return asdict(self._follower.backlog)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 # Spark's
-        """Record what there is now; the query ends once it has read that."""
+        """Read what there is when the first batch is planned; then the query ends."""
         self._follower.limit_to_present()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -142,8 +142,8 @@ class SpoolFollower:
         self._wait = options.wait
         self._clock = clock or SystemClock()
         self._pause = pause
+        self._is_limited = False
         self._limit: dict[QueueKey, Position] | None = None
-        self._is_limit_complete = True
         self._backlog = NO_BACKLOG
         self._seen: dict[QueueKey, _Seen] = {}
         self._planned: tuple[dict[str, Any], dict[str, Any], list[FileRange]] | None = None
@@ -155,12 +155,8 @@ class SpoolFollower:
         return to_offset(_repeated(self._initial_positions), is_first=True)
 
     def limit_to_present(self) -> None:
-        """From now on, read only what is there now."""
-        try:
-            self._limit = _repeated(lambda: self._ends(follow(self._pattern)))
-        except FileNotFoundError:
-            self._limit = {}  # the file that the pattern names may have another name by now
-        self._is_limit_complete = False
+        """Read only what is there when `latest_offset` is called first."""
+        self._is_limited = True
 
     def latest_offset(self, start: Mapping[str, Any], room: int) -> dict[str, Any]:
         """Return the offset of the next batch, of about `room` bytes; `start` if nothing is new.
@@ -169,21 +165,25 @@ class SpoolFollower:
             JournalDataLost: files that were not read yet are gone.
             ConfigError: the offset is of something else.
         """
+        if self._is_limited and self._limit is None:
+            # What there is now ends where a batch without a limit of bytes does.
+            everything = _repeated(lambda: self._next_batch(start, EVERYTHING)) or dict(start)
+            self._limit = from_offset(everything)
+            ranges = self.ranges(start, everything)
+            if sum(one.file.size - one.file.begin for one in ranges) <= room:
+                return everything
         waited = 0.0
-        if self._limit is not None and not self._is_limit_complete:
-            self._limit |= _repeated(lambda: self._ends_of_known(start))
-            self._is_limit_complete = True
         while True:
             began = self._clock.monotonic()
             end = _repeated(lambda: self._next_batch(start, room))
             if end is not None:
                 return end
-            if self._limit is None and self._wait:
+            if not self._is_limited and self._wait:
                 took = self._clock.monotonic() - began
                 step = max(min(_LOOK, self._wait), _REST * took)
                 self._pause(step)
                 waited += step
-            if self._limit is not None or waited >= self._wait:
+            if self._is_limited or waited >= self._wait:
                 return dict(start)
 
     @property
@@ -200,15 +200,6 @@ class SpoolFollower:
         if self._planned is not None and self._planned[:2] == (start, end):
             return self._planned[2]
         return _repeated(lambda: self._batch_again(from_offset(start), from_offset(end)))
-
-    def _ends_of_known(self, start: Mapping[str, Any]) -> dict[QueueKey, Position]:
-        """Return the ends of queues in `start` none of whose files the pattern matches now."""
-        limit = self._limit or {}
-        known = from_offset(start).keys() - limit.keys()
-        if not known:
-            return {}
-        found = self._ends(follow(self._pattern, known))
-        return {key: position for key, position in found.items() if key in known}
 
     # --- planning a batch ---
 
@@ -311,16 +302,9 @@ class SpoolFollower:
     # --- where to begin ---
 
     def _initial_positions(self) -> dict[QueueKey, Position]:
-        following = follow(self._pattern)
-        if isinstance(self._starting, int):
-            time_ = self._starting
-            return {key: _position_at(files, time_) for key, files in following.queues.items()}
-        return self._ends(following)
-
-    @staticmethod
-    def _ends(following: Following) -> dict[QueueKey, Position]:
-        """Return the positions behind all that is there."""
-        return {key: _position_at(files, None) for key, files in following.queues.items()}
+        since = self._starting if isinstance(self._starting, int) else None
+        queues = follow(self._pattern).queues
+        return {key: _position_at(files, since) for key, files in queues.items()}
 
 
 @dataclass(frozen=True, slots=True)
