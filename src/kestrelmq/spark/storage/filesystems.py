@@ -6,7 +6,6 @@ where the tree is.
 
 import glob
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,16 +33,20 @@ class LocalTree:
         """Return what is in a directory now. Raises FileNotFoundError."""
         return os.listdir(directory)  # noqa: PTH208
 
-    def statuses(self, directory: str, names: Collection[str]) -> dict[str, ListedFile]:
-        """Return the statuses of those of `names` that are there; links are not followed."""
-        found = {}
-        for name in names:
+    def entries(self, directory: str) -> list[ListedFile]:
+        """Return the same with what is told about it, without what has gone meanwhile.
+
+        Links are not followed.
+        """
+        found = []
+        for name in self.names(directory):
             try:
                 status = os.lstat(f"{directory}/{name}")
             except FileNotFoundError:
                 continue
-            found[name] = ListedFile(
-                name, status.st_size, S_ISDIR(status.st_mode), status.st_ctime_ns, status.st_ino
+            is_directory = S_ISDIR(status.st_mode)
+            found.append(
+                ListedFile(name, status.st_size, is_directory, status.st_ctime_ns, status.st_ino)
             )
         return found
 
@@ -73,7 +76,6 @@ class StoreTree:
     def __init__(self, location: Location) -> None:
         self._root = replace(location, path="")
         self._found: dict[str, ListedFile | None] = {}
-        self._entries: dict[str, list[ListedFile]] = {}
 
     def exists(self, path: str) -> bool:
         """Whether there is something at `path`."""
@@ -86,13 +88,11 @@ class StoreTree:
 
     def names(self, directory: str) -> list[str]:
         """Return what is in a directory now. Raises FileNotFoundError."""
-        entries = self.location(directory).entries()
-        self._entries[directory] = entries
-        return [one.name for one in entries]
+        return [one.name for one in self.entries(directory)]
 
-    def statuses(self, directory: str, names: Collection[str]) -> dict[str, ListedFile]:
-        """Return the statuses that the last call of `names` found."""
-        return {one.name: one for one in self._entries[directory] if one.name in names}
+    def entries(self, directory: str) -> list[ListedFile]:
+        """Return the same with what is told about it."""
+        return self.location(directory).entries()
 
     def glob(self, pattern: str) -> list[str]:
         """Return the paths that match a pattern, sorted; directories are listed level by level."""

@@ -324,12 +324,8 @@ def _listed(tree: FileTree, spool: str) -> dict[str, ListedFile]:
     its new name. So a listing is valid only if a second one finds the same names.
     """
     for _ in range(_LISTINGS):
-        before = _names_in(tree, spool)
-        found = tree.statuses(spool, before)
-        if _names_in(tree, spool) == before:
-            return {name: status for name, status in found.items() if not status.is_directory}
+        found = [one for one in tree.entries(spool) if TEMPORARY_MARK not in one.name]
+        names = {name for name in tree.names(spool) if TEMPORARY_MARK not in name}
+        if names == {one.name for one in found}:
+            return {one.name: one for one in found if not one.is_directory}
     raise JournalError(f"{tree.shown(spool)}: its files change too fast to be listed")
-
-
-def _names_in(tree: FileTree, spool: str) -> set[str]:
-    return {name for name in tree.names(spool) if TEMPORARY_MARK not in name}
