@@ -125,7 +125,6 @@ def by_hour(items: DataFrame) -> DataFrame:
         at_least_p50, at_most_p50, ...: bounds of their sojourn times (ms).
         depth, depth_bytes: of items in the queue or in open reads at the end of the hour.
     """
-    at_least, at_most = _stays()
     items = items.where("fate != 'delayed'")
     came = items.select(*_KEYS, _hour(f.col("add_time")).alias("hour"), "size", "aborts")
     added = came.groupBy(*_KEYS, "hour").agg(
@@ -134,16 +133,13 @@ def by_hour(items: DataFrame) -> DataFrame:
         f.max("size").alias("largest"),
         f.sum("aborts").alias("aborted"),
     )
-    left = items.where(_is_gone()).withColumns(
-        {"hour": _hour(_gone_at()), "at_least": at_least, "at_most": at_most}
-    )
+    left = items.where(_is_gone()).withColumn("hour", _hour(_gone_at()))
     gone = left.groupBy(*_KEYS, "hour").agg(
         f.count("*").alias("items_out"),
         f.sum("size").cast("long").alias("bytes_out"),
         f.count_if(f.col("fate") == "expired").alias("expired"),
     )
-    gone = _with_quantiles(gone, left, [*_KEYS, "hour"], "at_least")
-    gone = _with_quantiles(gone, left, [*_KEYS, "hour"], "at_most")
+    gone = _with_quantiles(gone, left, [*_KEYS, "hour"])
     hours = added.join(gone, [*_KEYS, "hour"], "full").fillna(0, subset=_COUNTS)
     so_far = Window.partitionBy(*_KEYS).orderBy("hour")
     return hours.withColumns(
@@ -156,8 +152,6 @@ def by_hour(items: DataFrame) -> DataFrame:
 
 def by_queue(items: DataFrame) -> DataFrame:
     """Return a row of totals for each queue; sojourn times are bounds, in ms."""
-    at_least, at_most = _stays()
-    left = items.where(_is_gone()).withColumns({"at_least": at_least, "at_most": at_most})
     totals = items.groupBy(*_KEYS).agg(
         f.count("*").alias("items"),
         f.sum("size").alias("bytes"),
@@ -165,8 +159,7 @@ def by_queue(items: DataFrame) -> DataFrame:
         f.sum("aborts").alias("aborts"),
         f.max("size").alias("largest"),
     )
-    totals = _with_quantiles(totals, left, _KEYS, "at_least")
-    return _with_quantiles(totals, left, _KEYS, "at_most")
+    return _with_quantiles(totals, items.where(_is_gone()), _KEYS)
 
 
 _COUNTS = ["items_in", "bytes_in", "aborted", "items_out", "bytes_out", "expired"]
@@ -200,26 +193,30 @@ def _stays() -> tuple[Column, Column]:
     return f.when(known, since_add("gone_after")), at_most
 
 
-def _with_quantiles(totals: DataFrame, items: DataFrame, keys: list[str], name: str) -> DataFrame:
-    """Add the percentiles of the column `name` of `items` to the rows of `totals`.
+def _with_quantiles(totals: DataFrame, left: DataFrame, keys: list[str]) -> DataFrame:
+    """Add the percentiles of both bounds of the stays of items that left to the rows of `totals`.
 
     They are exact, so they do not depend on how Spark divides the items among tasks. Spark sorts
     the values, so they need not all be in memory.
     """
-    values = items.where(f.col(name).isNotNull()).groupBy(*keys, f.col(name).alias("value")).count()
-    in_group = Window.partitionBy(*keys)
+    at_least, at_most = _stays()
+    bounds = f.create_map(f.lit("at_least"), at_least, f.lit("at_most"), at_most)
+    stays = left.select(*keys, f.explode(bounds).alias("bound", "value"))
+    values = stays.where("value IS NOT NULL").groupBy(*keys, "bound", "value").count()
+    in_group = Window.partitionBy(*keys, "bound")
     ranked = values.withColumns(
         {
             "reached": f.sum("count").over(in_group.orderBy("value")),
-            "all": f.sum("count").over(in_group),
+            "total": f.sum("count").over(in_group),
         }
     )
     percentiles = ranked.groupBy(*keys).agg(
         *(
             f.min(
-                f.when(f.col("reached") * 100 >= f.col("all") * percentile, f.col("value"))
-            ).alias(f"{name}_p{percentile}")
-            for percentile in _PERCENTILES
+                f.expr(f"if(bound = '{bound}' and reached * 100 >= total * {n}, value, null)")
+            ).alias(f"{bound}_p{n}")
+            for bound in ("at_least", "at_most")
+            for n in _PERCENTILES
         )
     )
     return totals.join(percentiles, keys, "left")
