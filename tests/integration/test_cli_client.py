@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Thread
 
 import pytest
 
 from kestrelmq.client import Client
-from tests.support.commands import run_command, run_without_room
+from tests.support.commands import run_command, run_without_room, start_command
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire
@@ -32,11 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def run(
-    server: ServerProcess | str, *arguments: str, data: bytes = b""
+    server: ServerProcess | str, *arguments: str, data: bytes = b"", closed: int | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `kestrelmq` with its servers in the environment."""
     address = server if isinstance(server, str) else server.address
-    return run_command(*arguments, data=data, environment={"KESTRELMQ_SERVERS": address})
+    variables = {"KESTRELMQ_SERVERS": address}
+    return run_command(*arguments, data=data, environment=variables, closed=closed)
 
 
 def answer(server: ServerProcess | str, *arguments: str, data: bytes = b"") -> bytes:
@@ -241,13 +243,8 @@ def test_a_queue_is_looked_for_on_every_server(tmp_path: Path) -> None:
 def on_a_terminal(server: ServerProcess, *arguments: str, typed: bytes = b"") -> tuple[int, bytes]:
     """Run `kestrelmq` on a terminal of its own; return the exit status and what that showed."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from kestrelmq.cli.main import main; main()", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"KESTRELMQ_SERVERS": server.address},
-    )
+    variables = os.environ | {"KESTRELMQ_SERVERS": server.address}
+    process = start_command(*arguments, streams=(theirs,) * 3, environment=variables)
     os.close(theirs)
     os.write(ours, typed)
     shown = b""
@@ -604,34 +601,28 @@ def test_output_that_cannot_be_written_is_an_error(
 @pytest.mark.parametrize(
     ("arguments", "closed", "why"),
     [
-        (["put", "work"], "<&-", b"standard input is closed"),
-        (["put", "work", "--lines"], "<&-", b"standard input is closed"),
-        (["import"], "<&-", b"standard input is closed"),
-        (["get", "work"], ">&-", b"standard output is closed"),
-        (["browse", "work"], ">&-", b"standard output is closed"),
-        (["export", "work"], ">&-", b"standard output is closed"),
-        (["reserve", "work", "--lease", "1h"], ">&-", b"standard output is closed"),
-        (["stats"], ">&-", b"standard output is closed"),
-        (["queues"], ">&-", b"standard output is closed"),
-        (["clients"], ">&-", b"standard output is closed"),
-        (["status"], ">&-", b"standard output is closed"),
-        (["config"], ">&-", b"standard output is closed"),
-        (["--version"], ">&-", b"standard output is closed"),
-        (["get", "--help"], ">&-", b"standard output is closed"),
+        (["put", "work"], 0, b"standard input is closed"),
+        (["put", "work", "--lines"], 0, b"standard input is closed"),
+        (["import"], 0, b"standard input is closed"),
+        (["get", "work"], 1, b"standard output is closed"),
+        (["browse", "work"], 1, b"standard output is closed"),
+        (["export", "work"], 1, b"standard output is closed"),
+        (["reserve", "work", "--lease", "1h"], 1, b"standard output is closed"),
+        (["stats"], 1, b"standard output is closed"),
+        (["queues"], 1, b"standard output is closed"),
+        (["clients"], 1, b"standard output is closed"),
+        (["status"], 1, b"standard output is closed"),
+        (["config"], 1, b"standard output is closed"),
+        (["--version"], 1, b"standard output is closed"),
+        (["get", "--help"], 1, b"standard output is closed"),
     ],
 )
 def test_closed_streams_are_said(
-    client: Client, server: ServerProcess, arguments: list[str], closed: str, why: bytes
+    client: Client, server: ServerProcess, arguments: list[str], closed: int, why: bytes
 ) -> None:
     """And an item that could not be written stays."""
     client.put("work", b"x")
-    result = subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "kestrelmq", *arguments],
-        env=os.environ | {"KESTRELMQ_SERVERS": server.address},
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=PATIENCE,
-    )
+    result = run(server, *arguments, closed=closed)
     assert (result.returncode, result.stderr) == (1, b"kestrelmq: error: " + why + b"\n")
     assert client.get("work", timeout=PATIENCE) == b"x"
 
@@ -661,21 +652,21 @@ def test_long_work_shows_its_progress_on_a_terminal(
     answer(server, "delete", "work", "--yes")
     assert answer(server, "import", data=lines) == b"2500 items added\n"
     terminal, stderr = os.openpty()
-    environment = {**os.environ, "KESTRELMQ_SERVERS": server.address, "TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "kestrelmq", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=environment,
-    ) as process:
+    variables = os.environ | {"KESTRELMQ_SERVERS": server.address, "TERM": "xterm"}
+    with TemporaryFile() as given, TemporaryFile() as out:
+        given.write(lines)
+        given.seek(0)
+        streams = (given.fileno(), out.fileno(), stderr)
+        process = start_command(*arguments, streams=streams, environment=variables)
         os.close(stderr)
         shown: list[bytes] = []
         reader = Thread(target=_read_to_end, args=(terminal, shown))
         reader.start()
-        output, _ = process.communicate(lines)
+        status = process.wait(PATIENCE)
+        out.seek(0)
+        output = out.read()
     reader.join()
-    assert (process.returncode, output.count(b"\n")) == (0, 2500 if arguments[0] == "export" else 1)
+    assert (status, output.count(b"\n")) == (0, 2500 if arguments[0] == "export" else 1)
     assert {"import": b"read", "put": b"put", "export": b"exported"}[arguments[0]] in b"".join(
         shown
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -20,7 +21,7 @@ from kestrelmq.format.records import (
     RemoveTentativeXid,
     item,
 )
-from tests.support.commands import run_command, run_without_room
+from tests.support.commands import run_command, run_without_room, start_command
 from tests.support.journal_bytes import journal
 from tests.support.limits import largest_file
 from tests.support.local_queues import items_on_disk
@@ -277,18 +278,18 @@ def test_an_export_to_a_pipe_or_through_a_link(spool: Path, tmp_path: Path) -> N
 def test_progress_does_not_change_standard_output(spool: Path, command: str) -> None:
     """Standard output gets the same whether or not standard error is a terminal."""
     terminal, stderr = os.openpty()
-    shown = subprocess.run(
-        [sys.executable, "-m", "kestrelmq", "journal", command, spool],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env={**os.environ, "TERM": "xterm"},
-        check=True,
-        timeout=PATIENCE,
-    )
-    os.close(stderr)
-    assert b"ing" in os.read(terminal, 1 << 16)
-    os.close(terminal)
-    assert shown.stdout.decode() == run(command, spool)
+    with TemporaryFile() as out:
+        process = start_command(
+            *("journal", command, str(spool)),
+            streams=(None, out.fileno(), stderr),
+            environment=os.environ | {"TERM": "xterm"},
+        )
+        assert process.wait(PATIENCE) == 0
+        os.close(stderr)
+        assert b"ing" in os.read(terminal, 1 << 16)
+        os.close(terminal)
+        out.seek(0)
+        assert out.read().decode() == run(command, spool)
 
 
 def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path) -> None:

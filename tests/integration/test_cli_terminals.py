@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from kestrelmq.client import Client
+from tests.support.commands import run_command, start_command
+from tests.support.forking import ForkedProcess
 from tests.support.patience import PATIENCE
 from tests.support.server import ServerProcess, running_server
 
@@ -54,13 +56,19 @@ class Terminal:
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment |= {"KESTRELMQ_SERVERS": server.address, "TERM": "xterm"}
         environment |= variables or {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kestrelmq", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        self._process: ForkedProcess | subprocess.Popen[bytes]
+        if variables is None:
+            self._process = start_command(
+                *arguments, streams=(theirs,) * 3, environment=environment
+            )
+        else:  # which an interpreter reads when it starts
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "kestrelmq", *arguments],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env=environment,
+            )
         os.close(theirs)
 
     def read_until(self, text: bytes) -> None:
@@ -178,12 +186,7 @@ def test_queues_fit_the_terminal(named: Client, server: ServerProcess) -> None:
         assert len(rows) == 2
         assert rows[1].split()[:2] == [rows[1].split()[0], "1"]
         assert "\u2026" in rows[1]
-    piped = subprocess.run(
-        [sys.executable, "-m", "kestrelmq", "queues", "--servers", server.address],
-        capture_output=True,
-        check=True,
-        timeout=PATIENCE,
-    )
+    piped = run_command("queues", "--servers", server.address)
     assert b"n" * 150 in piped.stdout
     named.pause(NAME, "reads")
     status, shown = Terminal(server, "queues", columns=60).end()
@@ -205,7 +208,7 @@ def test_queues_of_a_pattern(named: Client, server: ServerProcess) -> None:
     for name in ("orders_a", "orders_b", "work"):
         named.put(name, b"x")
     for pattern, names in (("orders_*", ["orders_a", "orders_b"]), ("work", ["work"]), ("x*", [])):
-        result = run_in_ascii(server, "queues", pattern, "--json")
+        result = run_command("queues", pattern, "--json", "--servers", server.address)
         assert [row["queue"] for row in json.loads(result.stdout)] == names
 
 

@@ -2,9 +2,9 @@
 
 import os
 import subprocess
-import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from tests.support.forking import ForkedProcess
@@ -12,25 +12,52 @@ from tests.support.patience import PATIENCE
 
 _PROGRAM: Final = """
 import io, os, sys
-folder = sys.argv.pop(1)
-for number, (name, flags) in enumerate(
-    (("in", os.O_RDONLY), ("out", os.O_WRONLY | os.O_CREAT), ("err", os.O_WRONLY | os.O_CREAT))
-):
-    os.dup2(os.open(os.path.join(folder, name), flags, 0o600), number)
-given = sys.__stdout__
-sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), given.encoding, given.errors)
-sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), given.encoding, given.errors)
-sys.stderr = io.TextIOWrapper(
-    open(2, "wb", closefd=False), given.encoding, "backslashreplace", line_buffering=True
-)
+encoding, errors = sys.__stdout__.encoding, sys.__stdout__.errors
+unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    try:
+        below = open(number, "wb" if number else "rb", buffering=-1, closefd=False)
+    except OSError:
+        stream = None  # it is closed
+    else:
+        stream = io.TextIOWrapper(
+            below,
+            encoding,
+            "backslashreplace" if name == "stderr" else errors,
+            line_buffering=name == "stderr" or below.isatty(),
+            write_through=unbuffered,
+        )
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
 sys.argv[0] = "kestrelmq"
 from kestrelmq.cli.main import main
 main()
 """
 
 
+def start_command(
+    *arguments: str,
+    streams: tuple[int | None, int | None, int | None],
+    environment: dict[str, str] | None = None,
+) -> ForkedProcess:
+    """Start `kestrelmq`.
+
+    Args:
+        arguments: the command and its arguments.
+        streams: the descriptors of its standard input, output and error; None for a closed one.
+        environment: its variables, by default those of this process.
+    """
+    variables = dict(os.environ) if environment is None else environment
+    process = ForkedProcess(_PROGRAM, [*arguments], variables, streams)
+    process.stdout.close()
+    return process
+
+
 def run_command(
-    *arguments: str, data: bytes = b"", environment: dict[str, str] | None = None
+    *arguments: str,
+    data: bytes = b"",
+    environment: dict[str, str] | None = None,
+    closed: int | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `kestrelmq`; return its exit status and what it printed.
 
@@ -38,31 +65,34 @@ def run_command(
         arguments: the command and its arguments.
         data: its standard input, which is a file, like its output.
         environment: variables to set.
+        closed: 0 if its standard input is closed, 1 if its standard output is.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "in").write_bytes(data)
-        for output in ("out", "err"):
-            (folder / output).touch()
-        process = ForkedProcess(_PROGRAM, [name, *arguments], os.environ | (environment or {}))
-        with process.stdout:
-            status = process.wait(PATIENCE)
-            # What the interpreter itself prints when even `kestrelmq` cannot be imported.
-            complaint = process.stdout.read().encode()
-        out, err = (folder / "out").read_bytes(), (folder / "err").read_bytes()
-    return subprocess.CompletedProcess([sys.executable, *arguments], status, out, complaint + err)
+    with TemporaryFile() as given, TemporaryFile() as out:
+        given.write(data)
+        given.seek(0)
+        streams = (None if closed == 0 else given.fileno(), None if closed == 1 else out.fileno())
+        ended = _run(arguments, streams, environment)
+        out.seek(0)
+        ended.stdout = out.read()
+        return ended
 
 
 def run_without_room(
     *arguments: str | Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `kestrelmq` with a standard output that is full; return its exit status and errors."""
-    with Path("/dev/full").open("wb") as full:
-        return subprocess.run(
-            [sys.executable, "-m", "kestrelmq", *arguments],
-            env=os.environ | (environment or {}),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-            timeout=PATIENCE,
-        )
+    with Path("/dev/full").open("r+b", buffering=0) as full:
+        return _run([*map(str, arguments)], (full.fileno(), full.fileno()), environment)
+
+
+def _run(
+    arguments: Sequence[str],
+    streams: tuple[int | None, int | None],
+    environment: dict[str, str] | None,
+) -> subprocess.CompletedProcess[bytes]:
+    with TemporaryFile() as err:
+        variables = os.environ | (environment or {})
+        process = start_command(*arguments, streams=(*streams, err.fileno()), environment=variables)
+        status = process.wait(PATIENCE)
+        err.seek(0)
+        return subprocess.CompletedProcess([*arguments], status, stderr=err.read())

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -27,6 +28,7 @@ _CONTEXT.set_forkserver_preload(
     [
         *(f"kestrelmq.cli.{name}" for name in _COMMANDS),
         "kestrelmq.server.app",
+        "typer.rich_utils",  # of the texts of help and of wrong usage
         "tests.support.frozen",
     ]
 )
@@ -39,11 +41,27 @@ class ForkedProcess:
         stdout: what it writes to its standard output and error.
     """
 
-    def __init__(self, program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        """Run `program`, the text of one, as `python -c` does."""
+    def __init__(
+        self,
+        program: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        streams: Sequence[int | None] | None = None,
+    ) -> None:
+        """Run `program`, the text of one, as `python -c` does.
+
+        `streams` are descriptors for its standard input, output and error, None for a closed one.
+        """
         reading, writing = _CONTEXT.Pipe(duplex=False)
+        handed: dict[int, Connection | None] = {1: writing, 2: writing}
+        if streams is not None:
+            # Connections are what multiprocessing hands over to a process.
+            handed = {
+                number: None if one is None else Connection(os.dup(one))
+                for number, one in enumerate(streams)
+            }
         self._process = _CONTEXT.Process(
-            target=_run, args=(program, arguments, environment, writing), daemon=True
+            target=_run, args=(program, arguments, environment, handed), daemon=True
         )
         self._process.start()
         writing.close()
@@ -80,11 +98,17 @@ class ForkedProcess:
 
 
 def _run(
-    program: str, arguments: list[str], environment: dict[str, str], output: Connection
+    program: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    streams: dict[int, Connection | None],
 ) -> None:
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    output.close()
+    for number, stream in streams.items():
+        if stream is None:
+            os.close(number)
+        else:
+            os.dup2(stream.fileno(), number)
+    streams.clear()  # which closes what was handed over
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
