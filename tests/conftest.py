@@ -84,6 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")
     if is_worker or not config.getoption("numprocesses"):
         config.pluginmanager.register(CpuMeter())
+        # Until the tests are known many objects are made, and hardly one is dropped.
+        gc.disable()
     if not is_worker:
         config.pluginmanager.register(CpuTable(strict=config.getoption("--cpu-budgets")))
 
@@ -105,6 +107,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let no collection look at what has been imported: a quarter of a second each time."""
     gc.freeze()
+    gc.enable()
 
 
 def _rank(item: pytest.Item) -> int:

@@ -41,7 +41,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
 
 @schema.parametrize()
 @settings(
-    max_examples=examples(25),
+    max_examples=examples(10),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -48,7 +48,7 @@ def test_a_server_comes_up_right_from_every_state(
     recording = recorded(root, name, dialect, synced=synced)
     assert REACHED[name] <= {function(step.site) for step in recording.operations}
     states = recording.states(QUICK)
-    checker = Checker(root / "left", QUICK, nested_every=25)
+    checker = Checker(root / "left", QUICK, nested_every=80)
     checker.check(states, recording.allowed)
     assert checker.states > 80
 
