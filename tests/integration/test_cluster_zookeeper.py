@@ -81,7 +81,7 @@ class Load:
         for thread in self._producers + self._consumers:
             thread.start()
 
-    def go_on(self, items: int = 60) -> None:
+    def go_on(self, items: int = 20) -> None:
         """Wait until every producer has put so many more items."""
         goals = [sent + items for sent in self.sent]
         until(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ def command(tmp_path: Path, *flags: str) -> list[str]:
     return [*words, "--queue-path", str(tmp_path / "q"), "--memcache-path", str(tmp_path / "s")]
 
 
+def listens(path: Path) -> bool:
+    """Whether a server accepts connections at a Unix socket, which is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("processes", [(), ("--processes", "1")])
 def test_nobody_waits_for_it(tmp_path: Path, stream: str, processes: tuple[str, ...]) -> None:
@@ -51,7 +58,7 @@ def test_nobody_waits_for_it(tmp_path: Path, stream: str, processes: tuple[str, 
             stderr=full if stream == "stderr" else devnull,
         ) as server,
     ):
-        until(lambda: server.poll() is not None or (tmp_path / "s").exists())
+        until(lambda: server.poll() is not None or listens(tmp_path / "s"))
         with UnixWire(tmp_path / "s") as wire:
             put(wire, "jobs", "a")
             wire.ask(b"delete jobs\r\n" * 1000, b"DELETED\r\n" * 1000)
@@ -76,7 +83,7 @@ def test_a_log_file_is_opened_again_while_nobody_reads_the_old_one(tmp_path: Pat
         pass
     words = command(tmp_path, "--config", str(config))
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
-        until(lambda: server.poll() is not None or (tmp_path / "s").exists())
+        until(lambda: server.poll() is not None or listens(tmp_path / "s"))
         with UnixWire(tmp_path / "s") as wire:
             log.unlink()
             server.send_signal(signal.SIGHUP)
