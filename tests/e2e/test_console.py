@@ -767,20 +767,20 @@ def test_clients_are_listed_and_disconnected(console: Console) -> None:
             assert other.get("orders") == item
 
 
-@pytest.mark.parametrize("width", [390, 1000, 1001, 1360])
-def test_the_clients_fit_every_screen(browser: Browser, server: ServerProcess, width: int) -> None:
+def test_the_clients_fit_every_screen(console: Console) -> None:
     """Nothing of the table is cut or has to be scrolled to, whatever a client calls itself."""
     names = ("billing-worker-3", "n" * 64)
-    for console in open_console(browser, server, width=width, height=844):
-        fill(console)
-        with (
-            Client(server.address, name=names[0]) as first,
-            Client(server.address, name=names[1]) as second,
-            first.reserve("orders"),
-            second.reserve("orders"),
-        ):
-            console.open("#/clients")
-            clients = console.page.get_by_role("table", name="Clients")
+    fill(console)
+    with (
+        Client(console.server.address, name=names[0]) as first,
+        Client(console.server.address, name=names[1]) as second,
+        first.reserve("orders"),
+        second.reserve("orders"),
+    ):
+        console.open("#/clients")
+        clients = console.page.get_by_role("table", name="Clients")
+        for width in (390, 1000, 1001, 1360):
+            console.page.set_viewport_size({"width": width, "height": 844})
             for name in names:
                 expect(clients.get_by_text(name)).to_be_visible()
             region = console.page.locator(".scroll-x:has([aria-label=Clients])")
