@@ -649,7 +649,7 @@ def test_long_work_shows_its_progress_on_a_terminal(
 ) -> None:
     """On standard error, so that the output is not mixed with it."""
     lines = b"".join(b'{"queue": "work", "data": "%d"}\n' % number for number in range(2500))
-    answer(server, "delete", "work", "--yes")
+    run(server, "delete", "work", "--yes")
     assert answer(server, "import", data=lines) == b"2500 items added\n"
     terminal, stderr = os.openpty()
     variables = os.environ | {"KESTRELMQ_SERVERS": server.address, "TERM": "xterm"}
