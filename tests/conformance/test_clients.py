@@ -11,7 +11,7 @@ from tests.conformance.clients import CLIENTS, Client
 from tests.support.server import ServerProcess, running_server
 from tests.support.wire import Wire, stats, wait_for
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG = """
 memcache_dialect = "memcached"

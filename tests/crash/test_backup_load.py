@@ -33,7 +33,7 @@ from tests.support.commands import run_command
 from tests.support.patience import PATIENCE
 from tests.support.server import running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 
 @dataclass(frozen=True)

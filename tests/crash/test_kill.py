@@ -28,7 +28,7 @@ import pytest
 from tests.support.patience import PATIENCE, until
 from tests.support.server import ServerProcess, running_server
 
-pytestmark = pytest.mark.compiled
+pytestmark = pytest.mark.compiled_only
 
 CONFIG: Final = """
 expiration_timer_frequency = "20ms"
