@@ -67,7 +67,6 @@ class TableSource(DataSource):
         Spark does not give a Python source the options of a table of its catalog, only the columns.
         So these keep the options of CREATE TABLE, except what may be secret.
         """
-        first, *others = self.columns()
         kept = {
             name: value
             for name, value in (options_of_created(self.options) or {}).items()
@@ -75,7 +74,7 @@ class TableSource(DataSource):
         }
         metadata = {_OPTIONS: kept} if kept else None
         return StructType(
-            [StructField(first.name, first.dataType, first.nullable, metadata), *others]
+            [StructField(one.name, one.dataType, one.nullable, metadata) for one in self.columns()]
         )
 
     def columns(self) -> StructType:
