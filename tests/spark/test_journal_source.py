@@ -68,6 +68,28 @@ def test_a_name_with_brackets_is_no_glob(spark: SparkSession, tmp_path: Path) ->
     assert restore(spark, str(tmp_path / "out[1]"), str(tmp_path / "back")) == 2
 
 
+@pytest.mark.parametrize("form", ["kestrel.journal", "kestrel.queue"])
+def test_queues_are_chosen_by_name_and_by_pattern(
+    spark: SparkSession, tmp_path: Path, form: str
+) -> None:
+    """As for live queues; what is not chosen need not be whole."""
+    for name in ("orders_eu", "orders_us", "orders_us+copy", "mails"):
+        write(tmp_path / name, adds([b"x"]))
+    write(tmp_path / "damaged", [], tail=b"\xff")
+
+    def chosen(queue: str) -> list[str]:
+        rows = spark.read.format(form).option("queue", queue).load(str(tmp_path))
+        return [row.queue for row in rows.orderBy("queue").collect()]
+
+    assert chosen("orders_*") == ["orders_eu", "orders_us"]
+    assert chosen("mails,orders_*+copy") == ["mails", "orders_us+copy"]
+    assert chosen("none") == []
+    with pytest.raises(
+        PySparkException, match=r"option 'queue' of reading .*: 'a/b' is not allowed"
+    ):
+        chosen("a/b")
+
+
 def test_several_spools_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
     """A glob over queue paths gives the column `spool`; one queue path has it when asked."""
     for name in ("one", "two"):

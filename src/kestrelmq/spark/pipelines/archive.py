@@ -194,18 +194,14 @@ def archive_journals(
         "startingOffsets": options.starting,
         "failOnDataLoss": str(options.fails_on_loss).lower(),
         "maxBytesPerTrigger": str(options.max_bytes_per_batch),
+        **({"queue": str(choice)} if options.queues else {}),
         **path_options(path),
     }
     journal_stream_options(given)
     check_apart(path, output)
     _check_kept(output, f"{str(choice) or 'all queues'} of the journals in {_absolute(path)}")
     reader = spark.readStream.format(JOURNAL_FORMAT).schema(_FOLLOWED).options(**given)
-    rows = new_items(reader.load())
-    if choice.patterns:
-        rows = rows.where(f.udf(choice.matches, "boolean", useArrow=False)("queue"))
-    elif choice.names:
-        rows = rows.where(f.col("queue").isin(*choice.names))
-    return _start(rows, options.output, options.table_format, every)
+    return _start(new_items(reader.load()), options.output, options.table_format, every)
 
 
 def new_items(operations: DataFrame) -> DataFrame:

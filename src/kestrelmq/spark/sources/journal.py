@@ -118,7 +118,9 @@ class JournalSourceReader(DataSourceReader):
         files = [
             file
             for file in list_files(self._options.path)
-            if self._allows("queue", file.queue) and self._allows("file", file.name)
+            if self._options.chooses(file.queue)
+            and self._allows("queue", file.queue)
+            and self._allows("file", file.name)
         ]
         shared = divide_by_cost(files, lambda file: file.cost, self._options.partition_bytes)
         return [InputPartition(share) for share in shared]

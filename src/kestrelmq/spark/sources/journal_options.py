@@ -16,6 +16,7 @@ from kestrelmq.spark.given_options import (
     one_of,
     option,
 )
+from kestrelmq.spark.sources.queue_choice import QueueChoice
 from kestrelmq.spark.storage.filesystems import JournalPath
 from kestrelmq.spark.storage.locations import a_boolean
 from kestrelmq.units import parse_time
@@ -59,6 +60,7 @@ class SpoolOptions:
         partition_bytes: small files share a partition up to this size; a larger file gets its own.
         batch_rows: maximum number of rows in an Arrow batch.
         columns: the columns of the table, if no schema is given; None means all.
+        queues: the queues to read; None means all.
     """
 
     path: JournalPath
@@ -66,6 +68,11 @@ class SpoolOptions:
     partition_bytes: int = option("partitionBytes", a_size, 64 << 20)
     batch_rows: int = option("batchRows", a_whole_number(_MAX_BATCH_ROWS), DEFAULT_BATCH_ROWS)
     columns: tuple[str, ...] | None = option("columns", names)
+    queues: QueueChoice | None = option("queue", QueueChoice.parse)
+
+    def chooses(self, queue: str) -> bool:
+        """Whether a queue is to be read."""
+        return self.queues is None or self.queues.matches(queue)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,8 @@ class QueueSourceReader(DataSourceReader):
         """
         run = run or summarise_in_processes
         options = self._options
-        small, large = split_by_size(list_files(options.path), options.direct_bytes)
+        files = [file for file in list_files(options.path) if options.chooses(file.queue)]
+        small, large = split_by_size(files, options.direct_bytes)
         replayed = []
         if options.mode == "failfast":
             replayed = replay_in_parallel(large, run)

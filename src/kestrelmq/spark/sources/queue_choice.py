@@ -1,4 +1,4 @@
-"""Which queues the option `queue` of reading `kestrel` means: names, and patterns of names.
+"""Which queues the option `queue` of the sources means: names, and patterns of names.
 
 A pattern is as for file names in a shell: `*`, `?`, `[abc]`, `[!abc]`. A pattern without a plus
 matches no fanout child: a reader of `orders_*` would otherwise take what the children's own

@@ -137,6 +137,7 @@ class SpoolFollower:
             pause: sleeps between two looks for something new.
         """
         self._pattern = options.path
+        self._chooses = options.chooses
         self._starting = options.starting
         self._fails_on_loss = options.fails_on_loss
         self._wait = options.wait
@@ -212,6 +213,8 @@ class SpoolFollower:
         self._report_gone(before, following)
         parts: dict[QueueKey, _Parts] = {}
         for key, files in following.queues.items():
+            if key not in before and not self._chooses(key.queue):
+                continue
             seen = self._seen.get(key)
             if seen is not None and seen == _Seen(before.get(key, BEGINNING), files):
                 continue
@@ -304,7 +307,11 @@ class SpoolFollower:
     def _initial_positions(self) -> dict[QueueKey, Position]:
         since = self._starting if isinstance(self._starting, int) else None
         queues = follow(self._pattern).queues
-        return {key: _position_at(files, since) for key, files in queues.items()}
+        return {
+            key: _position_at(files, since)
+            for key, files in queues.items()
+            if self._chooses(key.queue)
+        }
 
 
 @dataclass(frozen=True, slots=True)

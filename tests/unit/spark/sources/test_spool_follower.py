@@ -18,6 +18,7 @@ from kestrelmq.format.records import (
     StateDump,
 )
 from kestrelmq.spark.sources.journal_options import JournalStreamOptions
+from kestrelmq.spark.sources.queue_choice import QueueChoice
 from kestrelmq.spark.sources.spool_follower import (
     EVERYTHING,
     Backlog,
@@ -167,6 +168,20 @@ def test_a_file_means_its_queue(tmp_path: Path) -> None:
     assert (one.batch(), some.batch()) == ([], [])
     write(spool / "jobs", adds([b"3"]))
     assert (one.batch(), some.batch()) == ([b"3"], [b"3"])
+
+
+@pytest.mark.parametrize("starting", ["earliest", 0])
+def test_queues_are_chosen(tmp_path: Path, starting: str | int) -> None:
+    """What was begun is read on, whatever is chosen later."""
+    for name in ("a1", "a2", "b"):
+        write(tmp_path / name, adds([name[-1:].encode()]))
+    stream = Stream(tmp_path, queues=QueueChoice.parse("a*"), starting=starting)
+    assert sorted(stream.batch()) == [b"1", b"2"]
+    write(tmp_path / "a3", adds([b"3"]))
+    append(tmp_path / "a1", AddX(NOW, 0, b"4"))
+    other = stream.again(tmp_path, queues=QueueChoice.parse("b"), starting=starting)
+    assert sorted(other.batch()) == [b"4", b"b"]
+    assert sorted(stream.batch()) == [b"3", b"4"]
 
 
 @pytest.mark.parametrize("pattern", ["a", "[ab]"])
