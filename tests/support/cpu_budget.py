@@ -17,12 +17,12 @@ from typing import Final
 import pytest
 
 BUDGETS: Final = {
-    "spark": 450,
+    "spark": 300,
     "unit": 300,
     "integration": 220,
     "crash": 180,
     "property": 100,
-    "pages": 160,
+    "pages": 125,
     "e2e": 80,
     "admin": 60,
     "conformance": 20,
