@@ -103,6 +103,8 @@ def import_kestrel(text: str, source: str) -> Imported:
         body = _Reader(text, source).configuration()
     except RecursionError:
         raise ConfigError(f"{source}: it is nested too deeply") from None
+    # The queue path comes first: it decides which other paths may be used.
+    body = sorted(body, key=lambda one: one.name != "queuePath")
     found = _Settings()
     for setting in body:
         found.take(setting)
@@ -116,8 +118,7 @@ def import_kestrel(text: str, source: str) -> Imported:
 def _without_conflicts(body: "Sequence[_Setting]", source: str) -> "_Settings":
     """Take one setting after the other, but none that cannot stand beside those before it."""
     found = _Settings()
-    # The queue path decides which other paths may be used.
-    for setting in sorted(body, key=lambda one: one.name != "queuePath"):
+    for setting in body:
         before = deepcopy(found)
         found.take(setting)
         try:
