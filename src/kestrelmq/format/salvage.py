@@ -22,9 +22,8 @@ _TIME: Final = Struct("<q")
 # The last three bytes of an add time in the years 2000 to 2100, in milliseconds.
 _ADDX: Final = re.compile(rb"\x02.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
 _ADD_XID: Final = re.compile(rb"[\x07\x08].{4}.{3}[\x00-\x7f].{5}[\x00-\x03]\x00\x00", re.DOTALL)
-_NOTE: Final = re.compile(
-    re.escape(bytes((SAVE_XID,)) + NOTE_MARK + bytes((SAVE_XID, DELAYED))), re.DOTALL
-)
+_NOTE_BEGIN: Final = bytes((SAVE_XID,)) + NOTE_MARK + bytes((SAVE_XID, DELAYED))
+_NOTE: Final = re.compile(re.escape(_NOTE_BEGIN))
 _FOLLOWERS: Final = 16
 """So many records in a row, the found one among them, are enough to believe it."""
 _LONGEST_MATCH: Final = 17
@@ -101,9 +100,9 @@ def _first(
 
 def _first_note(buffer: Buffer, position: int, end: int) -> int:
     """Return where in `buffer[position:end]` the first whole note of a delayed item begins."""
-    for match in _NOTE.finditer(buffer, position, end + _LONGEST_MATCH - 1):
+    for match in _NOTE.finditer(buffer, position, end + len(_NOTE_BEGIN) - 1):
         at = match.start()
-        length = record_length(buffer, at, len(buffer)) if at < end else None
+        length = record_length(buffer, at, len(buffer))
         if (
             length is not None
             and is_delayed(buffer, at, at + length)

@@ -107,13 +107,14 @@ def test_an_item_whose_note_was_lost_comes_again() -> None:
     assert late(state) == [LATE[0], LATE[2]]
 
 
-def test_records_go_on_at_a_note_behind_damage() -> None:
+@pytest.mark.parametrize("step", [64, 19])  # 5 * 19 bytes are up to the first of the note
+def test_records_go_on_at_a_note_behind_damage(step: int) -> None:
     """It has a checksum; one that is flawed is passed over, and so is the data of a cut item."""
     note = delayed_notes(1, LATE[0], 0)
     flawed = bytearray(note)
     flawed[20] ^= 1
     raw = bytes(30) + bytes(flawed) + note + b"\x63"
-    assert salvage.next_record(raw, 0, step=lambda _at: 64) == 30 + len(note)
+    assert salvage.next_record(raw, 0, step=lambda _at: step) == 30 + len(note)
     cut = item(NOW, 0, note + bytes(100))[:-1]
     assert salvage.next_after_cut(cut, 0, step=lambda _at: 64) == len(cut)
 
