@@ -134,6 +134,17 @@ async def test_the_api_has_every_number_of_a_queue(context: ServerContext) -> No
     assert (numbers["items"], numbers["put_bytes"], numbers["get_items_hit"]) == (1, 8, 1)
 
 
+async def test_the_server_sums_up_its_queues(context: ServerContext) -> None:
+    """The child has two items from before, which its master got, and one is read of it alone."""
+    for misses, queue in enumerate(context.collection.queues.values(), 2):
+        queue.add(b"1234")
+        queue.line.remove()
+        queue.counts.get_misses += misses
+    numbers = dict(stat_lines(reply(context, Stats(None))))
+    names = ("curr_items", "bytes", "total_items", "get_hits", "get_misses")
+    assert [int(numbers[name]) for name in names] == [5, 18, 7, 2, 5]
+
+
 async def test_prometheus_has_every_metric(context: ServerContext) -> None:
     """Each is there once, of its kind, and what it says stands beside it."""
     text = b"".join(await Exposition(context).render()).decode()
