@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kestrelmq.clock import no_pause
-from kestrelmq.disk.directories import DiskDirectory
+from kestrelmq.disk.directories import Directory, DiskDirectory
 from kestrelmq.errors import JournalError
-from kestrelmq.format.names import group_files
+from kestrelmq.format.names import QueueFiles, group_files
 from kestrelmq.format.notes import delayed_notes, joined_note
 from kestrelmq.format.records import (
     AddX,
@@ -74,6 +74,26 @@ def test_a_queue_that_is_longer_than_memory_is_packed(tmp_path: Path) -> None:
     assert directory.names() == ["jobs"]
     assert open_below(tmp_path) == []
     assert [data[:2] for data in items_on_disk(tmp_path)] == [b"2 ", b"3 ", b"4 "]
+
+
+def files_of(directory: Directory) -> QueueFiles:
+    """Return the files of the queue `jobs`."""
+    return group_files(directory.names()).queues["jobs"]
+
+
+def test_what_a_failed_pack_leaves_goes_with_the_next(tmp_path: Path) -> None:
+    """The temporary file is known as the queue's by its name."""
+    (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "jobs").write_bytes(journal("a"))
+    directory = CrashingDirectory.within(tmp_path)
+    directory.break_steps("rename")
+    for now in (NOW, NOW + 1):
+        with pytest.raises(OSError, match="No space"):
+            pack(directory, files_of(directory), "documented", FakeClock(now))
+        assert len(directory.names()) == 2
+    directory.mend()
+    pack(directory, files_of(directory), "documented", FakeClock(NOW + 2))
+    assert directory.names() == ["jobs"]
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -175,6 +195,13 @@ def test_items_that_memory_does_not_hold_are_packed(tmp_path: Path) -> None:
     assert waiting(source.pieces(no_pause)) == [b"%d" % number for number in range(2, 8)]
     assert source.written == 6
     assert open_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("count", [499, 500, 501, 1000])
+def test_records_are_packed_however_many_there_are(tmp_path: Path, count: int) -> None:
+    """They are replayed 500 at a time; removes of no item do nothing."""
+    source = write(tmp_path, "dead ", *[Remove()] * (count - 2), "live ")
+    assert waiting(source.pieces(no_pause)) == [b"live"]
 
 
 @pytest.mark.parametrize("count", [6, 20_000])

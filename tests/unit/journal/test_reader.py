@@ -153,6 +153,18 @@ def test_a_file_is_opened_where_the_reader_is_sent(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_copy_reads_the_file_that_is_open(tmp_path: Path) -> None:
+    """It goes on where the reader is, although the file's name is gone."""
+    files = write(tmp_path, FIRST + LAST)
+    reader = JournalReader(tmp_path, files[0], 0)
+    assert reader.read(files, 1, 1 << 30) == [FIRST]
+    (tmp_path / files[0]).unlink()
+    copy = reader.copy()
+    reader.close()
+    assert copy.read(files, 5, 1 << 30) == [LAST]
+    copy.close()
+
+
 def test_a_large_record_is_left_to_a_thread(tmp_path: Path) -> None:
     """It is used if the reader is still there, and ignored at another place of the same number."""
     large = item(1, 0, b"x" * 100_000)

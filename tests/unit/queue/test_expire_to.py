@@ -387,6 +387,29 @@ def test_a_sweep_takes_no_more_than_it_may(tmp_path: Path) -> None:
     spool.close()
 
 
+def test_a_sweep_moves_no_more_of_what_is_set_aside_than_it_may(tmp_path: Path) -> None:
+    """Although there is room for all of it."""
+
+    def settings(room: int) -> ServerConfig:
+        jobs = QueueConfig(expire_to_queue=LATER, max_expire_sweep=2)
+        return ServerConfig(
+            queue_path=tmp_path, queues={"jobs": jobs, LATER: QueueConfig(max_items=room)}
+        )
+
+    spool = LocalQueues(settings(1))
+    spool.add(b"full", name=LATER)
+    spool.add(*[b"old"] * 6, expiry=spool.clock.now() + 1000)
+    spool.clock.advance(1)
+    aside = []
+    for room in (1, 1, 1, 9, 9):
+        spool.reload(settings(room))
+        spool.collection.sweep()
+        spool.commit()
+        aside.append(spool.queue().reads.items_aside)
+    assert aside == [2, 4, 6, 4, 2]
+    spool.close()
+
+
 def waiting_at(*queues: Queue) -> list[object]:
     """Let a reader wait at all queues for one item; it, or an error, will be in the list."""
     served: list[object] = []

@@ -102,6 +102,18 @@ def test_a_change_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     again.collection.close()
 
 
+def test_a_queue_with_nothing_to_come_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not noted for a time that never comes."""
+    with looks_at(tmp_path, monkeypatch) as queues:
+        assert not queues.collection._resting
+        queues.collection.queues["a"].line.remove()
+        queues.put("a", expires_in=3500)
+        queues.looks()
+        assert queues.collection._resting
+
+
 def test_what_expires_is_swept_until_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from kestrelmq.journal.reserved_reads import reserved_note
 from kestrelmq.queue.changes import ReadsChanged
 from kestrelmq.queue.reserving import MAX_TAG_NAMES, MAX_TAGS, RESERVED_MEMORY
 from kestrelmq.queue.waiters import ReadMode, Waiter
+from kestrelmq.queues.collection import QueueCollection
 from tests.support.crashing_directory import CrashingDirectory
 from tests.support.local_queues import LocalQueues, queue_settings
 from tests.support.open_reads import open_read, uncounted
@@ -237,6 +238,23 @@ def test_an_owner_extends_all_its_leases(tmp_path: Path) -> None:
     assert spool.items() == spool.items("more") == [b"a", b"b"]
     assert owners.extend("worker", 60, spool.now) == 0
     assert not owners._states
+    spool.close()
+
+
+def test_an_owner_that_extends_leases_does_so_where_it_has_reads(tmp_path: Path) -> None:
+    """In a queue that is loaded later, a lease begins when that is; it was not extended before."""
+    spool = Spool(tmp_path)
+    for name in ("jobs", "more"):
+        spool.add(b"a", name=name)
+        spool.reserve(1, OWNED, name)
+    spool.close()
+    collection = spool.collection = QueueCollection(spool.config, spool.clock)
+    first, second = collection.take_path()
+    collection.add_loaded(first.queue, collection.load(first))
+    assert collection.owners.extend("worker", 60, spool.now) == 1
+    collection.add_loaded(second.queue, collection.load(second))
+    spool.pass_time(10)
+    assert (spool.items(first.queue), spool.items(second.queue)) == ([], [b"a"])
     spool.close()
 
 

@@ -61,6 +61,7 @@ def test_a_copy_under_another_name(tmp_path: Path, name: str) -> None:
     (one,) = select([tmp_path / name])
     with steady(one):
         pass
+    assert names([one]) == [(name, (name,))]
     assert verify(one).operations == {1: 1}
     assert [type(entry.record).__name__ for entry in entries(one)] == ["Remove"]
 
