@@ -16,7 +16,7 @@ encoding, errors = sys.__stdout__.encoding, sys.__stdout__.errors
 unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
 for number, name in enumerate(("stdin", "stdout", "stderr")):
     try:
-        below = open(number, "wb" if number else "rb", buffering=-1, closefd=False)
+        below = open(number, "wb" if number else "rb", closefd=False)
     except OSError:
         stream = None  # it is closed
     else:
@@ -38,17 +38,16 @@ main()
 def start_command(
     *arguments: str,
     streams: tuple[int | None, int | None, int | None],
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str],
 ) -> ForkedProcess:
     """Start `kestrelmq`.
 
     Args:
         arguments: the command and its arguments.
         streams: the descriptors of its standard input, output and error; None for a closed one.
-        environment: its variables, by default those of this process.
+        environment: its variables.
     """
-    variables = dict(os.environ) if environment is None else environment
-    process = ForkedProcess(_PROGRAM, [*arguments], variables, streams)
+    process = ForkedProcess(_PROGRAM, [*arguments], environment, streams)
     process.stdout.close()
     return process
 
