@@ -18,16 +18,16 @@ import pytest
 
 BUDGETS: Final = {
     "spark": 300,
-    "unit": 300,
-    "integration": 220,
-    "crash": 180,
-    "property": 100,
+    "unit": 155,
+    "integration": 145,
+    "crash": 70,
+    "property": 35,
     "pages": 125,
     "e2e": 80,
-    "admin": 60,
-    "conformance": 20,
-    "deploy": 60,
-    "fuzz": 20,
+    "admin": 30,
+    "conformance": 10,
+    "deploy": 5,
+    "fuzz": 5,
 }
 """CPU seconds of one run: a quarter more than the longer one of `make test` was seen to take."""
 _SAMPLE_SECONDS: Final = 0.5
