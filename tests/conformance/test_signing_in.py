@@ -23,7 +23,7 @@ from thriftpy2.thrift import TApplicationException, TClient
 from kestrelmq.protocol import thrift
 from tests.conformance.clients import NODE
 from tests.support.certificates import Authority
-from tests.support.patience import PATIENCE
+from tests.support.patience import PATIENCE, connections_end
 from tests.support.server import ServerProcess, running_server
 from tests.support.users import PASSWORD, users_config
 
@@ -137,6 +137,7 @@ def test_emcache(place: Place) -> None:
             item = await client.get(b"work")
         finally:
             await client.close()
+            await connections_end()
         return None if item is None else item.value
 
     assert asyncio.run(scenario(PASSWORD)) == b"x"

@@ -18,7 +18,7 @@ import pytest
 from pymemcache.client.base import Client as Pymemcache
 
 from tests.support.certificates import Authority, Certificate
-from tests.support.patience import PATIENCE, until
+from tests.support.patience import PATIENCE, connections_end, until
 from tests.support.server import LISTENERS, ServerProcess, running_server
 from tests.support.users import PASSWORD, users_config
 from tests.support.wire import TlsWire, UnixWire, Wire
@@ -136,6 +136,7 @@ async def test_an_asyncio_library(server: ServerProcess, site: Site) -> None:
         assert found.value == b"x" * 1000
     finally:
         await client.close()
+        await connections_end()
 
 
 def s_client(server: ServerProcess, *flags: str, given: bytes = b"") -> tuple[int, bytes]:

@@ -1,5 +1,6 @@
 """How long tests wait for what must come."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
@@ -21,3 +22,14 @@ def until(condition: Callable[[], bool], pause: float = 0.01) -> None:
     while not condition():
         assert time.monotonic() < deadline, "what was waited for never came"
         time.sleep(pause)
+
+
+async def connections_end() -> None:
+    """Wait until the running loop has no connections: emcache closes its own without waiting.
+
+    TLS ends with an answer from the server. What is left when the loop ends is a warning in
+    whatever test runs when it is collected.
+    """
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    while len(selector.get_map()) > 1:  # noqa: ASYNC110 # one wakes the loop
+        await asyncio.sleep(0.01)
