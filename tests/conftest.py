@@ -37,6 +37,8 @@ _LONGEST: Final = (
     "tests/integration/",
 )
 """How the names of the longest groups of tests begin, which come first."""
+_TOOLS: Final = ("commands", "pipelines", "stored")
+"""What is in the names of those modules of `spark` that take half of its time."""
 
 _CLASSES: Final = Path(sys.prefix) / ".stamps/spark.jsa"
 """Classes of Spark, as `make everything` stores them."""
@@ -53,7 +55,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         path = nodeid.partition("::")[0]
         folder = path.split("/")[1]
         if folder == "spark" and "cluster" not in path:
-            return folder
+            # Two sessions, because one of them would be what the whole run waits for.
+            return "spark, tools" if any(word in path for word in _TOOLS) else "spark"
         if folder == "unit" and "/test_stor" in path:
             return "object store"
         return nodeid if folder in {"unit", "property", "crash", "pages"} else path

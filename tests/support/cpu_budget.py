@@ -17,13 +17,13 @@ from typing import Final
 import pytest
 
 BUDGETS: Final = {
-    "spark": 300,
+    "spark": 340,
     "unit": 155,
     "integration": 145,
     "crash": 70,
     "property": 35,
     "pages": 125,
-    "e2e": 80,
+    "e2e": 95,
     "admin": 30,
     "conformance": 10,
     "deploy": 5,
