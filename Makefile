@@ -74,7 +74,7 @@ format: $(STAMPS)/dev ## reformat the code and fix what lint can fix
 	$(BIN)/ruff check --fix .
 
 test: everything ## all tests, interpreted or compiled, and those of the hot path both; ARGS="-k name" picks some
-	@echo "==> interpreted: about 5 minutes on two cores"
+	@echo "==> interpreted: about 8 minutes on two cores"
 	@$(BIN)/pytest $(IN_PARALLEL) -m "not soak and not compiled_only" $(ARGS); \
 	    interpreted=$$?; $(call PASSED,$$interpreted) || exit $$interpreted; \
 	    echo "==> compiled: about 2 minutes on two cores"; \
