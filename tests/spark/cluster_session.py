@@ -8,6 +8,7 @@ checked in the same way: by what is in queues, journals and tables afterwards.
 """
 
 import contextlib
+import faulthandler
 import os
 import subprocess
 import sys
@@ -173,7 +174,8 @@ def by_commands(place: Place) -> None:
 
 
 def main(shared: Path, way: str) -> None:
-    """Run everything in one way."""
+    """Run everything in one way; if it hangs, tell where before the test itself is ended."""
+    faulthandler.dump_traceback_later(2 * PATIENCE - 60, exit=True)
     python = shared / "python"
     python.write_text(session.WORKER_PYTHON.format(python=sys.executable))
     python.chmod(0o700)
