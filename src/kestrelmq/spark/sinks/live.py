@@ -324,7 +324,8 @@ class _RowWriter:
         check_columns(schema, queue_given=options.queue is not None)
         options.cluster.client_options()  # what is wrong with it is found before any task runs
         self._options = options
-        self._has_due = "due" in (name.lower() for name in schema.names)
+        has_due = "due" in (name.lower() for name in schema.names)
+        self._marked = options.exactly_once or options.delay is not None or has_due
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Add the rows of one task."""
@@ -336,12 +337,11 @@ class _RowWriter:
         dead_letters = DeadLetters(self._options.dead_letter_path, task)
         clients = self._options.cluster.client_options()
         with Client(membership, options=clients) as client:
-            marked = self._options.exactly_once or self._options.delay is not None or self._has_due
             sender = ItemSender(
                 client,
                 self._options.patience,
                 delay=self._options.delay,
-                largest=partial(largest_item, membership, clients, marked=marked),
+                largest=partial(largest_item, membership, clients, marked=self._marked),
                 reject=dead_letters.add,
                 numbered=numbered if self._options.exactly_once else None,
             )
